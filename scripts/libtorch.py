@@ -19,8 +19,8 @@ import zipfile
 if sys.version_info < (3, 8):
     sys.exit("error: Python 3.8 or newer is needed, this is " + platform.python_version())
 
-from fetch import (ROOT, Refusal, Wheel, cache_folder, check_space, folder_in_the_making, locked, publish_folder, run,
-                   say)
+from fetch import (ROOT, NotFetched, Refusal, Wheel, cache_folder, check_space, folder_in_the_making, how_by_hand,
+                   locked, publish_folder, run, say)
 
 SERIES = "2.11"
 VERSION = "2.11.0"
@@ -176,8 +176,10 @@ def from_index(final):
                               (TORCH, torch_member)):
             try:
                 path = wheel.fetch(wheels)
-            except Refusal as refusal:
-                raise Refusal("{}; or set LIBTORCH to an unpacked libtorch {}".format(refusal, VERSION))
+            except NotFetched as error:
+                names = [each.filename for each in (CUPTI, CUDART, TORCH)]
+                raise Refusal("{}; {}; or set LIBTORCH to an unpacked libtorch {}".format(
+                    error, how_by_hand(names), VERSION))
             say("unpacking {}".format(path.name))
             extract(path, wanted, folder)
         # The wheel's own libtorch.so pulls in the CUDA libraries.
