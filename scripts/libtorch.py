@@ -91,9 +91,9 @@ def load_fault(folder):
         done = subprocess.run([sys.executable, "-c", LOAD] + libraries, stdout=subprocess.DEVNULL,
                               stderr=subprocess.PIPE, timeout=300)
     except subprocess.TimeoutExpired:
-        return "loading it took longer than five minutes"
+        return "took longer than five minutes to load"
     lines = done.stderr.decode(errors="replace").strip().splitlines() or ["exit code {}".format(done.returncode)]
-    return None if done.returncode == 0 else lines[-1]
+    return None if done.returncode == 0 else "does not load here ({})".format(lines[-1])
 
 
 def from_variable():
@@ -109,7 +109,7 @@ def from_variable():
     fault = load_fault(folder)
     if fault:
         # Building against a CUDA libtorch on a machine without the CUDA libraries is legitimate.
-        say("warning: LIBTORCH={} does not load here ({}); programs built with it will not start".format(value, fault))
+        say("warning: LIBTORCH={} {}; programs built with it will not start".format(value, fault))
     return folder
 
 
@@ -187,7 +187,7 @@ def from_index(final):
         (folder / "build-version").write_text(VERSION + "+cpu\n")
         fault = fault_of(folder) or load_fault(folder)
         if fault:
-            raise Refusal("the fetched libtorch does not work here: {} (glibc 2.28 or newer is needed)".format(fault))
+            raise Refusal("the fetched libtorch {}; glibc 2.28 or newer is needed".format(fault))
         publish_folder(folder, final)
 
 

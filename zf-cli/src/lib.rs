@@ -1,0 +1,1 @@
+//! The zf program of zenflow-rs, also as a library function.

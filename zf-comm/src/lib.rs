@@ -1,0 +1,1 @@
+//! Transports of zenflow-rs: how ranks exchange tensors.

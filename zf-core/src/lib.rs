@@ -1,0 +1,15 @@
+//! Stage traits, registry, configuration, layout, engine and step loop of zenflow-rs.
+//!
+//! A training strategy is a row of stages: a [`stage::Partitioner`] says which rank owns what, a [`stage::Transport`]
+//! exchanges tensors, an [`stage::Optimizer`] is the update rule, a [`stage::Schedule`] the learning rate. This crate
+//! knows the traits and assembles pipelines from them; it never names a strategy.
+
+pub mod data;
+pub mod error;
+pub mod layout;
+pub mod mesh;
+pub mod model;
+pub mod stage;
+pub mod weights;
+
+pub use error::{Error, Result};

@@ -1,0 +1,58 @@
+//! The mesh: ranks arranged along named axes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// One named axis of a [`Mesh`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Axis {
+    /// `data`, later `tensor`.
+    pub name: String,
+    /// How many ranks lie along it, at least 1.
+    pub size: usize,
+}
+
+/// Ranks arranged along named axes, the last axis varying fastest.
+///
+/// So far one axis, `data`, holds all ranks; strategies ask for sizes and groups by the axis's name, so that further
+/// axes change no strategy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mesh {
+    axes: Vec<Axis>,
+}
+
+impl Mesh {
+    /// A mesh with the one axis `data` of `ranks` ranks.
+    pub fn data(ranks: usize) -> Result<Self> {
+        if ranks == 0 {
+            return Err(Error::Config(
+                "a mesh needs at least one rank, found 0".into(),
+            ));
+        }
+        Ok(Self {
+            axes: vec![Axis {
+                name: "data".into(),
+                size: ranks,
+            }],
+        })
+    }
+
+    /// The axes, outermost first.
+    pub fn axes(&self) -> &[Axis] {
+        &self.axes
+    }
+
+    /// All ranks.
+    pub fn world(&self) -> usize {
+        self.axes.iter().map(|axis| axis.size).product()
+    }
+
+    /// Ranks along the axis `name`; 1 where there is no such axis.
+    pub fn size(&self, name: &str) -> usize {
+        self.axes
+            .iter()
+            .find(|axis| axis.name == name)
+            .map_or(1, |axis| axis.size)
+    }
+}

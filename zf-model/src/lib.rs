@@ -1,0 +1,1 @@
+//! Language models, Hugging Face folders, tokenisation and datasets for zenflow-rs.

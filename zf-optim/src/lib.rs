@@ -1,0 +1,1 @@
+//! Update rules, learning-rate schedules, clipping and loss scaling of zenflow-rs.

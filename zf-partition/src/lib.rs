@@ -1,0 +1,1 @@
+//! Partitioners of zenflow-rs: which rank owns what.

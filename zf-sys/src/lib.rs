@@ -1,0 +1,1 @@
+//! The C++ shim over libtorch that zenflow-rs stands on, with safe wrappers.
