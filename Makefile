@@ -1,0 +1,70 @@
+# Everything a person needs after cloning: `make demo`, `make test`. Each target prepares what it needs, libtorch included.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+CARGO ?= cargo
+CARGO_FLAGS ?=
+PROMPT := KING HENRY.
+
+# `.libtorch` is where cargo finds libtorch (.cargo/config.toml). Whatever LIBTORCH names becomes the target of that
+# link, and cargo itself never sees the variable: a build with it and one without would each rebuild the bindings.
+USER_LIBTORCH := $(LIBTORCH)
+unexport LIBTORCH
+# These would replace the run path from .cargo/config.toml or move the program to where the run path does not lead.
+unexport RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET CARGO_BUILD_RUSTFLAGS
+# `make TARGET=NAME` builds in another folder, which has to lie in the repository's root for the same reason.
+TARGET := target
+export CARGO_TARGET_DIR := $(CURDIR)/$(TARGET)
+
+ZF := $(TARGET)/release/zf
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test smollm2 bench clean prerequisites libtorch data
+
+help: ## this list
+	@echo "make targets:"
+	@sed -n 's/^\([a-z0-9]*\):[^#]*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+build: libtorch ## the program, target/release/zf
+	$(CARGO) build --release $(CARGO_FLAGS) -p zf-cli
+
+demo: build data ## train a small language model on two ranks for at most three minutes, and sample from it
+	@run="runs/demo-$$(date +%Y%m%d-%H%M%S)" && \
+	$(ZF) train recipes/demo.toml --out "$$run" && \
+	echo && echo "Sample:" && \
+	$(ZF) generate "$$run" --prompt "$(PROMPT)" && \
+	echo && $(PYTHON) scripts/demo_text.py --describe && \
+	echo "Run folder: $$run"
+
+test: libtorch ## format, lints, all tests, doc tests
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+		set -x; $(CARGO) nextest run --release $(CARGO_FLAGS) --workspace; \
+	else \
+		set -x; $(CARGO) test --release $(CARGO_FLAGS) --workspace --lib --bins --tests --examples; \
+	fi
+	@# Doc tests run from temporary folders, where the relative run path leads nowhere.
+	LD_LIBRARY_PATH="$(CURDIR)/.libtorch/lib$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}" \
+		$(CARGO) test --release $(CARGO_FLAGS) --workspace --doc
+
+smollm2: build data ## a pretrained model in models/smollm2, for recipes/smollm2.toml
+	@$(PYTHON) scripts/smollm2.py
+	@echo "Fine-tune it: $(ZF) train recipes/smollm2.toml"
+
+bench: libtorch ## the benchmarks
+	$(CARGO) bench $(CARGO_FLAGS) --workspace
+
+clean: ## remove what was built; libtorch, data, models and runs stay
+	$(CARGO) clean
+
+prerequisites:
+	@command -v $(CARGO) >/dev/null || { echo "error: cargo is missing; install Rust 1.95 or newer with rustup" >&2; exit 2; }
+	@command -v "$${CXX:-c++}" >/dev/null || { echo "error: a C++ compiler is missing; on Debian and Ubuntu: apt-get install g++" >&2; exit 2; }
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is missing; on Debian and Ubuntu: apt-get install python3 python3-pip" >&2; exit 2; }
+
+libtorch: prerequisites
+	@LIBTORCH="$(USER_LIBTORCH)" $(PYTHON) scripts/libtorch.py
+
+data: prerequisites
+	@$(PYTHON) scripts/demo_text.py
