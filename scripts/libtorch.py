@@ -209,7 +209,8 @@ def point_link_at(folder):
         raise Refusal("{} is not a symlink; move it away".format(LINK))
     replaced = LINK.is_symlink()
     temporary = LINK.with_name(".libtorch.tmp-{}".format(os.getpid()))
-    temporary.unlink() if temporary.is_symlink() else None
+    if temporary.is_symlink():
+        temporary.unlink()
     temporary.symlink_to(folder)
     os.replace(temporary, LINK)
     say("libtorch: {}".format(folder))
