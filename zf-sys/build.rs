@@ -4,7 +4,13 @@ use std::env;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-const SOURCES: [&str; 5] = ["heap.cpp", "autograd.cpp", "checkpoint.cpp", "storage.cpp", "runtime.cpp"];
+const SOURCES: [&str; 5] = [
+    "heap.cpp",
+    "autograd.cpp",
+    "checkpoint.cpp",
+    "storage.cpp",
+    "runtime.cpp",
+];
 const HEADERS: [&str; 1] = ["shim.h"];
 
 fn main() -> ExitCode {
@@ -16,15 +22,25 @@ fn main() -> ExitCode {
 
     // The same rule as torch-sys: `LIBTORCH_INCLUDE` wins over `LIBTORCH`, and both hold a folder `include`.
     let Some(root) = env::var_os("LIBTORCH_INCLUDE").or_else(|| env::var_os("LIBTORCH")) else {
-        return refuse("LIBTORCH is not set, so the headers of libtorch 2.11 cannot be found; build inside the workspace");
+        return refuse(
+            "LIBTORCH is not set, so the headers of libtorch 2.11 cannot be found; build inside the workspace",
+        );
     };
     let include = PathBuf::from(root).join("include");
     if !include.join("ATen/ATen.h").is_file() {
-        return refuse(&format!("{} holds no ATen/ATen.h; fetch libtorch first", include.display()));
+        return refuse(&format!(
+            "{} holds no ATen/ATen.h; fetch libtorch first",
+            include.display()
+        ));
     }
 
     let mut build = cc::Build::new();
-    build.cpp(true).std("c++17").flag("-Wall").flag("-Wextra").flag("-fvisibility=hidden");
+    build
+        .cpp(true)
+        .std("c++17")
+        .flag("-Wall")
+        .flag("-Wextra")
+        .flag("-fvisibility=hidden");
     // System includes: libtorch's own headers are not held to our warnings.
     for folder in [include.clone(), include.join("torch/csrc/api/include")] {
         build.flag("-isystem").flag(folder);
