@@ -9,7 +9,12 @@ pub mod error;
 pub mod layout;
 pub mod mesh;
 pub mod model;
+pub mod random;
+pub mod registry;
+pub mod slots;
 pub mod stage;
 pub mod weights;
 
 pub use error::{Error, Result};
+#[doc(hidden)]
+pub use inventory;

@@ -1,0 +1,99 @@
+//! The slots of a run: what a run file chooses by name, each with the type that its stages build.
+//!
+//! A slot is a section of the run file. Stages for it are registered with [`crate::register!`], in this workspace or in
+//! a crate of the user's own.
+
+use std::sync::Arc;
+
+use crate::registry::{DataBundle, ModelBundle, Slot, SlotInfo};
+use crate::stage;
+
+/// Who owns which part of parameters, gradients and optimizer states: `[partition]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Partition {}
+
+impl Slot for Partition {
+    const NAME: &'static str = "partition";
+    const HELP: &'static str =
+        "which rank owns which part of parameters, gradients and optimizer states";
+    const DEFAULT: Option<&'static str> = Some("zero");
+    type Stage = Arc<dyn stage::Partitioner>;
+}
+
+/// How ranks exchange tensors: `[transport]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Transport {}
+
+impl Slot for Transport {
+    const NAME: &'static str = "transport";
+    const HELP: &'static str = "how ranks exchange tensors";
+    const DEFAULT: Option<&'static str> = Some("threads");
+    type Stage = Arc<dyn stage::Fabric>;
+}
+
+/// The update rule: `[optim]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Optim {}
+
+impl Slot for Optim {
+    const NAME: &'static str = "optim";
+    const HELP: &'static str = "the update rule of the parameters";
+    const DEFAULT: Option<&'static str> = Some("adamw");
+    type Stage = Arc<dyn stage::Optimizer>;
+}
+
+/// The learning rate over time: `[schedule]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Schedule {}
+
+impl Slot for Schedule {
+    const NAME: &'static str = "schedule";
+    const HELP: &'static str = "the factor on the learning rate over time";
+    const DEFAULT: Option<&'static str> = Some("constant");
+    type Stage = Arc<dyn stage::Schedule>;
+}
+
+/// The model and where its initial values come from: `[model]`. Chosen by `arch`; without it a folder is read.
+#[derive(Debug, Clone, Copy)]
+pub enum Model {}
+
+impl Slot for Model {
+    const NAME: &'static str = "model";
+    const HELP: &'static str = "the model and where its initial values come from";
+    const KEY: &'static str = "arch";
+    const DEFAULT: Option<&'static str> = Some("folder");
+    type Stage = ModelBundle;
+}
+
+/// The sequences of tokens: `[data]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Data {}
+
+impl Slot for Data {
+    const NAME: &'static str = "data";
+    const HELP: &'static str = "the sequences of tokens to train on";
+    const DEFAULT: Option<&'static str> = Some("text");
+    type Stage = DataBundle;
+}
+
+/// Named fragments of run files, chosen by the key `preset`. Registered with [`crate::register_preset!`].
+#[derive(Debug, Clone, Copy)]
+pub enum Preset {}
+
+impl Slot for Preset {
+    const NAME: &'static str = "preset";
+    const HELP: &'static str = "named sets of stages; any part can be overridden in the run file";
+    const DEFAULT: Option<&'static str> = None;
+    type Stage = toml::Table;
+}
+
+/// All slots of this version, in the order in which a run file lists them.
+pub const ALL: &[SlotInfo] = &[
+    SlotInfo::of::<Preset>(),
+    SlotInfo::of::<Model>(),
+    SlotInfo::of::<Data>(),
+    SlotInfo::of::<Transport>(),
+    SlotInfo::of::<Partition>(),
+    SlotInfo::of::<Optim>(),
+    SlotInfo::of::<Schedule>(),
+];
