@@ -217,9 +217,9 @@ class Wheel:
         # The tags are given outright, so that every local Python fetches the same file, whose checksum is known.
         python, abi, platforms = self.filename[:-len(".whl")].rsplit("-", 3)[1:]
         arguments = ["download", "--no-deps", "--only-binary=:all:", "--dest", str(folder),
-                     "--platform", platforms.split(".")[0]]
+                     "--platform", platforms.split(".")[0], "--python-version", "311"]
         if python.startswith("cp"):
-            arguments += ["--implementation", "cp", "--python-version", python[2:], "--abi", abi]
+            arguments += ["--implementation", "cp", "--abi", abi]
         say("fetching {}".format(self.requirement))
         if not pip(arguments + [self.requirement], folder):
             raise NotFetched("pip could not fetch {} (see above)".format(self.requirement))
