@@ -4,8 +4,10 @@
 //! exchanges tensors, an [`stage::Optimizer`] is the update rule, a [`stage::Schedule`] the learning rate. This crate
 //! knows the traits and assembles pipelines from them; it never names a strategy.
 
+pub mod checkpoint;
 pub mod data;
 pub mod error;
+pub mod files;
 pub mod layout;
 pub mod mesh;
 pub mod model;
