@@ -1,1 +1,6 @@
 //! Language models, Hugging Face folders, tokenisation and datasets for zenflow-rs.
+pub mod gpt2;
+pub mod llama;
+pub mod ops;
+pub mod plain;
+mod sizes;
