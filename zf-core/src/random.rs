@@ -33,9 +33,7 @@ pub fn uniform_into(out: &mut [f32], stream: Stream, first_index: u64, low: f32,
     let width = high - low;
     philox::fill(stream, first_index, out, |words| {
         // 24 bits are all that a float32 in [0, 1) with even spacing holds.
-        words.map(|lanes| {
-            lanes.map(|word| low + width * ((word >> 8) as f32 * (1.0 / 16_777_216.0)))
-        })
+        words.map(|lanes| lanes.map(|word| low + width * ((word >> 8) as f32 * (1.0 / 16_777_216.0))))
     });
 }
 
@@ -62,9 +60,7 @@ pub fn initial(spec: &ParamSpec, seed: u64) -> Result<Tensor> {
         Init::Zeros => Ok(Tensor::f_zeros(&spec.shape, options)?),
         Init::Ones => Ok(Tensor::f_ones(&spec.shape, options)?),
         Init::Normal { std } => fill(&|out| normal_into(out, stream, 0, 0.0, std as f32)),
-        Init::Uniform { bound } => {
-            fill(&|out| uniform_into(out, stream, 0, -bound as f32, bound as f32))
-        }
+        Init::Uniform { bound } => fill(&|out| uniform_into(out, stream, 0, -bound as f32, bound as f32)),
     }
 }
 
@@ -90,18 +86,9 @@ impl Weights for RandomWeights {
 ///
 /// # Errors
 /// `p` outside `[0, 1)`, or a first dimension that is not the number of sequences.
-pub fn dropout(
-    x: &Tensor,
-    p: f64,
-    noise: Noise,
-    unit: usize,
-    site: u32,
-    sequences: &[u64],
-) -> Result<Tensor> {
+pub fn dropout(x: &Tensor, p: f64, noise: Noise, unit: usize, site: u32, sequences: &[u64]) -> Result<Tensor> {
     if !(0.0..1.0).contains(&p) {
-        return Err(Error::Engine(format!(
-            "dropout with probability {p}; expected one in [0, 1)"
-        )));
+        return Err(Error::Engine(format!("dropout with probability {p}; expected one in [0, 1)")));
     }
     if p == 0.0 {
         return Ok(x.shallow_clone());
@@ -117,10 +104,7 @@ pub fn dropout(
     let mut keep = vec![0u8; x.numel()];
     // A word below the threshold drops its element. Rounding p to 2^-32 is far below what a mask can show.
     let threshold = (p * 4_294_967_296.0) as u32;
-    let place = Stream::new(noise.seed)
-        .child(noise.step)
-        .child(unit as u64)
-        .child(u64::from(site));
+    let place = Stream::new(noise.seed).child(noise.step).child(unit as u64).child(u64::from(site));
     for (row, &sequence) in keep.chunks_exact_mut(width.max(1)).zip(sequences) {
         philox::fill(place.child(sequence), 0, row, |words| {
             words.map(|lanes| lanes.map(|word| u8::from(word >= threshold)))

@@ -59,16 +59,8 @@ fn sin_cos(word: u32) -> (f32, f32) {
     let z = angle * angle;
     let sin = ((-1.951_529_6e-4 * z + 8.332_161e-3) * z - 0.166_666_55) * z * angle + angle;
     let cos = ((2.443_315_7e-5 * z - 1.388_731_6e-3) * z + 4.166_664_6e-2) * z * z - 0.5 * z + 1.0;
-    let (sin, cos) = if quadrant & 1 == 0 {
-        (sin, cos)
-    } else {
-        (cos, -sin)
-    };
-    if quadrant & 2 == 0 {
-        (sin, cos)
-    } else {
-        (-sin, -cos)
-    }
+    let (sin, cos) = if quadrant & 1 == 0 { (sin, cos) } else { (cos, -sin) };
+    if quadrant & 2 == 0 { (sin, cos) } else { (-sin, -cos) }
 }
 
 #[cfg(test)]
@@ -79,12 +71,7 @@ mod tests {
     fn logarithm_matches_the_system() {
         for i in 1..=10_000u32 {
             let x = i as f32 / 10_000.0;
-            assert!(
-                (ln(x) - x.ln()).abs() <= 3e-7 * (1.0 + x.ln().abs()),
-                "ln({x}) = {}, expected {}",
-                ln(x),
-                x.ln()
-            );
+            assert!((ln(x) - x.ln()).abs() <= 3e-7 * (1.0 + x.ln().abs()), "ln({x}) = {}, expected {}", ln(x), x.ln());
         }
     }
 
@@ -92,16 +79,9 @@ mod tests {
     fn angles_cover_the_circle() {
         for i in 0..4096u32 {
             let (sin, cos) = sin_cos(i << 20);
-            let angle =
-                (f64::from(i) / 4096.0) * std::f64::consts::TAU - std::f64::consts::FRAC_PI_4;
-            assert!(
-                (f64::from(sin) - angle.sin()).abs() < 2e-7,
-                "sine of {angle}"
-            );
-            assert!(
-                (f64::from(cos) - angle.cos()).abs() < 2e-7,
-                "cosine of {angle}"
-            );
+            let angle = (f64::from(i) / 4096.0) * std::f64::consts::TAU - std::f64::consts::FRAC_PI_4;
+            assert!((f64::from(sin) - angle.sin()).abs() < 2e-7, "sine of {angle}");
+            assert!((f64::from(cos) - angle.cos()).abs() < 2e-7, "cosine of {angle}");
         }
     }
 }

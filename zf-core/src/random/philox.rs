@@ -18,20 +18,14 @@ pub struct Stream {
 impl Stream {
     /// The root for a seed.
     pub fn new(seed: u64) -> Self {
-        Self {
-            key: halves(seed),
-            upper: [0; 2],
-        }
+        Self { key: halves(seed), upper: [0; 2] }
     }
 
     /// The stream that belongs to `index` below this one: 128 fresh bits from the block at `index`.
     pub fn child(self, index: u64) -> Self {
         let [low, high] = halves(index);
         let [a, b, c, d] = block(self.key, [low, high, self.upper[0], self.upper[1]]);
-        Self {
-            key: [a, b],
-            upper: [c, d],
-        }
+        Self { key: [a, b], upper: [c, d] }
     }
 
     /// The stream of a name: the child of the root at the first 128 bits (two little-endian words) of the name's
@@ -39,13 +33,7 @@ impl Stream {
     pub fn named(seed: u64, name: &str) -> Self {
         let hash = blake3::hash(name.as_bytes());
         let (first, rest) = hash.as_bytes().split_at(8);
-        let word = |bytes: &[u8]| {
-            bytes
-                .iter()
-                .take(8)
-                .rev()
-                .fold(0u64, |word, &byte| word << 8 | u64::from(byte))
-        };
+        let word = |bytes: &[u8]| bytes.iter().take(8).rev().fold(0u64, |word, &byte| word << 8 | u64::from(byte));
         Self::new(seed).child(word(first)).child(word(rest))
     }
 }
@@ -105,12 +93,7 @@ fn block(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
 fn rounds<const N: usize>(mut key: [u32; 2], mut state: [[u32; N]; 4]) -> [[u32; N]; 4] {
     for _ in 0..ROUNDS {
         for lane in 0..N {
-            let [a, b, c, d] = [
-                state[0][lane],
-                state[1][lane],
-                state[2][lane],
-                state[3][lane],
-            ];
+            let [a, b, c, d] = [state[0][lane], state[1][lane], state[2][lane], state[3][lane]];
             let [low0, high0] = halves(u64::from(a) * u64::from(MULTIPLIERS[0]));
             let [low1, high1] = halves(u64::from(c) * u64::from(MULTIPLIERS[1]));
             state[0][lane] = high1 ^ b ^ key[0];
@@ -137,16 +120,8 @@ mod tests {
     #[test]
     fn known_answers() {
         let check = |counter, key, expected| assert_eq!(block(key, counter), expected);
-        check(
-            [0; 4],
-            [0; 2],
-            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8],
-        );
-        check(
-            [u32::MAX; 4],
-            [u32::MAX; 2],
-            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd],
-        );
+        check([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        check([u32::MAX; 4], [u32::MAX; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         check(
             [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
             [0xa409_3822, 0x299f_31d0],
@@ -157,14 +132,7 @@ mod tests {
     #[test]
     fn children_differ_from_each_other_and_from_their_parent() {
         let root = Stream::new(7);
-        let all = [
-            root,
-            root.child(0),
-            root.child(1),
-            root.child(0).child(0),
-            Stream::new(8),
-            Stream::named(7, "a"),
-        ];
+        let all = [root, root.child(0), root.child(1), root.child(0).child(0), Stream::new(8), Stream::named(7, "a")];
         for (i, one) in all.iter().enumerate() {
             for other in &all[i + 1..] {
                 assert_ne!(one, other);

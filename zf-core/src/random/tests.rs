@@ -3,13 +3,7 @@ use super::*;
 fn moments(values: &[f32]) -> (f64, f64, f64) {
     let n = values.len() as f64;
     let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
-    let power = |k| {
-        values
-            .iter()
-            .map(|&v| (f64::from(v) - mean).powi(k))
-            .sum::<f64>()
-            / n
-    };
+    let power = |k| values.iter().map(|&v| (f64::from(v) - mean).powi(k)).sum::<f64>() / n;
     let variance = power(2);
     (mean, variance.sqrt(), power(4) / (variance * variance))
 }
@@ -24,17 +18,9 @@ fn normal_values_have_the_moments_of_a_normal_distribution() {
     assert!((kurtosis - 3.0).abs() < 0.05, "kurtosis {kurtosis}");
     // Share beyond two standard deviations: 4.55 %.
     let outside = values.iter().filter(|&&v| (v - 0.5).abs() > 4.0).count() as f64 / 400_000.0;
-    assert!(
-        (outside - 0.0455).abs() < 0.002,
-        "{outside} beyond two standard deviations"
-    );
+    assert!((outside - 0.0455).abs() < 0.002, "{outside} beyond two standard deviations");
     // Neighbours share a radius; they must still be uncorrelated.
-    let pairs = values
-        .windows(2)
-        .map(|w| f64::from(w[0] - 0.5) * f64::from(w[1] - 0.5))
-        .sum::<f64>()
-        / 4.0
-        / 400_000.0;
+    let pairs = values.windows(2).map(|w| f64::from(w[0] - 0.5) * f64::from(w[1] - 0.5)).sum::<f64>() / 4.0 / 400_000.0;
     assert!(pairs.abs() < 0.01, "correlation of neighbours {pairs}");
 }
 
@@ -63,25 +49,14 @@ fn a_value_depends_on_its_index_alone() {
 #[test]
 fn initial_values_follow_seed_and_name() {
     let spec = ParamSpec::new("a.weight", &[3, 5], Init::Normal { std: 0.02 });
-    let other = ParamSpec {
-        name: "b.weight".into(),
-        ..spec.clone()
-    };
+    let other = ParamSpec { name: "b.weight".into(), ..spec.clone() };
     let first = initial(&spec, 1).unwrap();
     assert_eq!(first.size(), [3, 5]);
     assert_eq!(first, RandomWeights { seed: 1 }.load(&spec).unwrap());
     assert_ne!(first, initial(&spec, 2).unwrap());
     assert_ne!(first, initial(&other, 1).unwrap());
-    assert_eq!(
-        initial(&ParamSpec::new("n", &[4], Init::Ones), 1).unwrap(),
-        Tensor::from_slice(&[1f32; 4])
-    );
-    assert_eq!(
-        initial(&ParamSpec::new("z", &[0, 4], Init::Normal { std: 1.0 }), 1)
-            .unwrap()
-            .numel(),
-        0
-    );
+    assert_eq!(initial(&ParamSpec::new("n", &[4], Init::Ones), 1).unwrap(), Tensor::from_slice(&[1f32; 4]));
+    assert_eq!(initial(&ParamSpec::new("z", &[0, 4], Init::Normal { std: 1.0 }), 1).unwrap().numel(), 0);
     assert!(initial(&ParamSpec::new("x", &[-1], Init::Ones), 1).is_err());
 }
 
@@ -92,14 +67,8 @@ fn a_mask_does_not_depend_on_how_sequences_are_split() {
     let ids: Vec<u64> = vec![4, 0, 17, 3, 8, 100_000_000_000];
     let whole = dropout(&x, 0.3, noise, 2, 1, &ids).unwrap();
     for (first, count) in [(0, 2), (2, 1), (3, 3)] {
-        let part = dropout(
-            &x.narrow(0, first, count),
-            0.3,
-            noise,
-            2,
-            1,
-            &ids[first as usize..(first + count) as usize],
-        );
+        let part =
+            dropout(&x.narrow(0, first, count), 0.3, noise, 2, 1, &ids[first as usize..(first + count) as usize]);
         assert_eq!(part.unwrap(), whole.narrow(0, first, count));
     }
     let different = [
@@ -130,17 +99,7 @@ fn dropout_keeps_the_mean_and_its_share() {
 fn dropout_refuses_what_it_cannot_mean() {
     let x = Tensor::ones([2, 3], (Kind::Float, tch::Device::Cpu));
     let noise = Noise { seed: 0, step: 0 };
-    assert!(
-        dropout(&x, 1.0, noise, 0, 0, &[0, 1])
-            .unwrap_err()
-            .to_string()
-            .contains("[0, 1)")
-    );
-    assert!(
-        dropout(&x, 0.5, noise, 0, 0, &[0])
-            .unwrap_err()
-            .to_string()
-            .contains("1 sequences")
-    );
+    assert!(dropout(&x, 1.0, noise, 0, 0, &[0, 1]).unwrap_err().to_string().contains("[0, 1)"));
+    assert!(dropout(&x, 0.5, noise, 0, 0, &[0]).unwrap_err().to_string().contains("1 sequences"));
     assert_eq!(dropout(&x, 0.0, noise, 0, 0, &[0]).unwrap(), x);
 }
