@@ -89,8 +89,15 @@ class Heap {
         return header;
       }
     }
-    trim();
     return nullptr;
+  }
+
+  // Makes room for a new block that is booked already.
+  void make_room() noexcept {
+    if (cached_.load(std::memory_order_relaxed) > 0 && above_high()) {
+      const std::lock_guard<std::mutex> lock(kept_lock_);
+      trim();
+    }
   }
 
   // Keeps a freed block if that does not raise the memory held above what was once live.
@@ -169,13 +176,16 @@ class Heap {
     }
   }
 
+  bool above_high() const noexcept {
+    return total_.load(std::memory_order_relaxed) + cached_.load(std::memory_order_relaxed) >
+        high_.load(std::memory_order_relaxed);
+  }
+
   // Gives the oldest kept blocks back until live and kept bytes together are no more than were once live. Call with
   // `kept_lock_` held.
   void trim() noexcept {
     size_t gone = 0;
-    while (gone < kept_.size() &&
-           total_.load(std::memory_order_relaxed) + cached_.load(std::memory_order_relaxed) >
-               high_.load(std::memory_order_relaxed)) {
+    while (gone < kept_.size() && above_high()) {
       Header* header = kept_[gone++];
       cached_.fetch_sub(static_cast<int64_t>(header->bytes), std::memory_order_relaxed);
       std::free(header);
@@ -259,6 +269,9 @@ class HeapAllocator final : public c10::Allocator {
       }
     }
     if (header == nullptr) {
+      if (heap != nullptr) {
+        heap->make_room();
+      }
       void* memory = new_block(capacity);
       if (memory == nullptr && heap != nullptr) {
         heap->drop_kept(false);

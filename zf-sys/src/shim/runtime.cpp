@@ -138,7 +138,12 @@ ZfMessage zf_fused_adamw(
 }
 
 ZfMessage zf_set_threads(int count) noexcept {
-  return zf::guarded([&] { at::set_num_threads(count); });
+  return zf::guarded([&] {
+    // libtorch initialises a thread's count on its first use there, from the number that any thread set last. Asking
+    // first gets that over with; otherwise the first operator would overwrite what is set here.
+    at::get_num_threads();
+    at::set_num_threads(count);
+  });
 }
 
 ZfMessage zf_threads(int* out) noexcept {
