@@ -12,9 +12,11 @@ pub mod layout;
 pub mod mesh;
 pub mod model;
 pub mod random;
+pub mod record;
 pub mod registry;
 pub mod slots;
 pub mod stage;
+pub mod trace;
 pub mod weights;
 
 pub use error::{Error, Result};

@@ -1,0 +1,15 @@
+//! What a run leaves in its folder: `metrics.jsonl`, `summary.json`, TensorBoard events, and their comparison.
+
+mod compare;
+mod metrics;
+mod step;
+mod summary;
+mod tensorboard;
+#[cfg(test)]
+mod tests;
+
+pub use compare::{Comparison, Difference, Figure, Mode, compare};
+pub use metrics::{METRICS, METRICS_OLD, MetricsWriter, read_metrics};
+pub use step::{LinkBytes, Memory, Seconds, StepRecord};
+pub use summary::{Medians, RankSummary, SUMMARY, Summary, Totals};
+pub use tensorboard::EventWriter;
