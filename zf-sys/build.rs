@@ -4,13 +4,7 @@ use std::env;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-const SOURCES: [&str; 5] = [
-    "heap.cpp",
-    "autograd.cpp",
-    "checkpoint.cpp",
-    "storage.cpp",
-    "runtime.cpp",
-];
+const SOURCES: [&str; 5] = ["heap.cpp", "autograd.cpp", "checkpoint.cpp", "storage.cpp", "runtime.cpp"];
 const HEADERS: [&str; 1] = ["shim.h"];
 
 fn main() -> ExitCode {
@@ -28,27 +22,16 @@ fn main() -> ExitCode {
     };
     let include = PathBuf::from(root).join("include");
     if !include.join("ATen/ATen.h").is_file() {
-        return refuse(&format!(
-            "{} holds no ATen/ATen.h; fetch libtorch first",
-            include.display()
-        ));
+        return refuse(&format!("{} holds no ATen/ATen.h; fetch libtorch first", include.display()));
     }
 
     let mut build = cc::Build::new();
-    build
-        .cpp(true)
-        .std("c++17")
-        .flag("-Wall")
-        .flag("-Wextra")
-        .flag("-fvisibility=hidden");
+    build.cpp(true).std("c++17").flag("-Wall").flag("-Wextra").flag("-fvisibility=hidden");
     // System includes: libtorch's own headers are not held to our warnings.
     for folder in [include.clone(), include.join("torch/csrc/api/include")] {
         build.flag("-isystem").flag(folder);
     }
-    if let Err(error) = build
-        .files(SOURCES.iter().map(|file| format!("src/shim/{file}")))
-        .try_compile("zf_shim")
-    {
+    if let Err(error) = build.files(SOURCES.iter().map(|file| format!("src/shim/{file}"))).try_compile("zf_shim") {
         return refuse(&format!("compiling the libtorch shim failed: {error}"));
     }
     ExitCode::SUCCESS

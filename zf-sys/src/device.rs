@@ -16,15 +16,10 @@ pub fn synchronize(device: Device) -> Result<()> {
     const CALL: &str = "device::synchronize";
     let index = match device {
         Device::Cpu => -1,
-        Device::Cuda(index) => c_int::try_from(index).map_err(|_| Error::Argument {
-            call: CALL,
-            message: format!("there is no CUDA device {index}"),
-        })?,
+        Device::Cuda(index) => c_int::try_from(index)
+            .map_err(|_| Error::Argument { call: CALL, message: format!("there is no CUDA device {index}") })?,
         other => {
-            return Err(Error::Argument {
-                call: CALL,
-                message: format!("{other:?} is neither the CPU nor CUDA"),
-            });
+            return Err(Error::Argument { call: CALL, message: format!("{other:?} is neither the CPU nor CUDA") });
         }
     };
     // SAFETY: the shim checks the index.
@@ -46,24 +41,16 @@ pub fn has_cuda_build() -> bool {
 fn cuda() -> (bool, c_int) {
     let (mut built, mut count) = (false, 0);
     // SAFETY: both are valid places.
-    let asked = ffi::check("device::cuda_available", unsafe {
-        ffi::zf_cuda_devices(&mut built, &mut count)
-    });
+    let asked = ffi::check("device::cuda_available", unsafe { ffi::zf_cuda_devices(&mut built, &mut count) });
     // A driver that cannot be asked offers no devices.
-    if asked.is_ok() {
-        (built, count)
-    } else {
-        (built, 0)
-    }
+    if asked.is_ok() { (built, count) } else { (built, 0) }
 }
 
 /// The version of libtorch this crate was compiled against, such as `2.11.0`.
 #[must_use]
 pub fn libtorch_version() -> String {
     // SAFETY: the shim returns a string constant.
-    unsafe { CStr::from_ptr(ffi::zf_libtorch_version()) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(ffi::zf_libtorch_version()) }.to_string_lossy().into_owned()
 }
 
 /// The instruction set that libtorch's CPU kernels use, such as `AVX512`.

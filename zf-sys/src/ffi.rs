@@ -23,10 +23,8 @@ pub(crate) struct RawList {
 /// `ZfCheckpointCalls` of checkpoint.cpp.
 #[repr(C)]
 pub(crate) struct CheckpointCalls {
-    pub(crate) run:
-        unsafe extern "C" fn(*mut c_void, *const *mut C_tensor, usize, *mut RawList) -> Message,
-    pub(crate) stash:
-        Option<unsafe extern "C" fn(*mut c_void, *const *mut C_tensor, usize) -> Message>,
+    pub(crate) run: unsafe extern "C" fn(*mut c_void, *const *mut C_tensor, usize, *mut RawList) -> Message,
+    pub(crate) stash: Option<unsafe extern "C" fn(*mut c_void, *const *mut C_tensor, usize) -> Message>,
     pub(crate) fetch: unsafe extern "C" fn(*mut c_void, *mut RawList) -> Message,
     pub(crate) begin: Option<Callback>,
     pub(crate) end: Option<Callback>,
@@ -53,30 +51,15 @@ unsafe extern "C" {
     pub(crate) fn zf_list_free(list: *mut RawList);
     pub(crate) fn zf_list_length(list: *const RawList) -> usize;
     pub(crate) fn zf_list_push(list: *mut RawList, tensor: *mut C_tensor) -> Message;
-    pub(crate) fn zf_list_get(
-        list: *const RawList,
-        index: usize,
-        out: *mut *mut C_tensor,
-    ) -> Message;
+    pub(crate) fn zf_list_get(list: *const RawList, index: usize, out: *mut *mut C_tensor) -> Message;
     pub(crate) fn zf_tensor_clone(tensor: *mut C_tensor, out: *mut *mut C_tensor) -> Message;
 
     pub(crate) fn zf_heap_install() -> Message;
-    pub(crate) fn zf_heap_new(
-        name: *const c_char,
-        length: usize,
-        limit: i64,
-        out: *mut *mut c_void,
-    ) -> Message;
+    pub(crate) fn zf_heap_new(name: *const c_char, length: usize, limit: i64, out: *mut *mut c_void) -> Message;
     pub(crate) fn zf_heap_release(heap: *mut c_void);
     pub(crate) fn zf_heap_enter(heap: *mut c_void) -> *mut c_void;
     pub(crate) fn zf_heap_tag(category: u8) -> u8;
-    pub(crate) fn zf_heap_stats(
-        heap: *mut c_void,
-        live: *mut i64,
-        at_peak: *mut i64,
-        peak: *mut i64,
-        cached: *mut i64,
-    );
+    pub(crate) fn zf_heap_stats(heap: *mut c_void, live: *mut i64, at_peak: *mut i64, peak: *mut i64, cached: *mut i64);
     pub(crate) fn zf_heap_reset_peak(heap: *mut c_void);
     pub(crate) fn zf_heap_drop_cached(heap: *mut c_void);
 
@@ -88,19 +71,9 @@ unsafe extern "C" {
     ) -> Message;
     pub(crate) fn zf_set_grad(param: *mut C_tensor, grad: *mut C_tensor) -> Message;
     pub(crate) fn zf_grad(param: *mut C_tensor, out: *mut *mut C_tensor) -> Message;
-    pub(crate) fn zf_hook_accumulated(
-        param: *mut C_tensor,
-        value: *mut c_void,
-        call: Callback,
-        drop: Drop,
-    ) -> Message;
+    pub(crate) fn zf_hook_accumulated(param: *mut C_tensor, value: *mut c_void, call: Callback, drop: Drop) -> Message;
     pub(crate) fn zf_hook_clear(param: *mut C_tensor) -> Message;
-    pub(crate) fn zf_hook_output(
-        output: *mut C_tensor,
-        value: *mut c_void,
-        call: Callback,
-        drop: Drop,
-    ) -> Message;
+    pub(crate) fn zf_hook_output(output: *mut C_tensor, value: *mut c_void, call: Callback, drop: Drop) -> Message;
     pub(crate) fn zf_variable_data(source: *mut C_tensor, out: *mut *mut C_tensor) -> Message;
     pub(crate) fn zf_version(source: *mut C_tensor, out: *mut u64) -> Message;
     pub(crate) fn zf_checkpoint(
@@ -153,10 +126,7 @@ pub(crate) fn check(call: &'static str, message: Message) -> Result<()> {
     if message.is_null() {
         return Ok(());
     }
-    Err(Error::Libtorch {
-        call,
-        message: take_text(message),
-    })
+    Err(Error::Libtorch { call, message: take_text(message) })
 }
 
 /// Copies and frees a message, which must not be null.
@@ -256,10 +226,7 @@ impl std::ops::Drop for List {
 /// # Safety
 ///
 /// `list` must be a living list of the shim.
-pub(crate) unsafe fn push_all(
-    list: *mut RawList,
-    tensors: &[Tensor],
-) -> std::result::Result<(), String> {
+pub(crate) unsafe fn push_all(list: *mut RawList, tensors: &[Tensor]) -> std::result::Result<(), String> {
     for tensor in tensors {
         // SAFETY: both are alive during the call.
         let message = unsafe { zf_list_push(list, raw(tensor)) };
@@ -282,10 +249,8 @@ pub(crate) unsafe fn borrow_all(
     (0..count)
         .map(|index| {
             // SAFETY: the caller vouches for the array.
-            let tensor = tensor_out("zf_tensor_clone", |out| unsafe {
-                zf_tensor_clone(*tensors.add(index), out)
-            })
-            .map_err(|error| error.to_string())?;
+            let tensor = tensor_out("zf_tensor_clone", |out| unsafe { zf_tensor_clone(*tensors.add(index), out) })
+                .map_err(|error| error.to_string())?;
             Ok(tensor.expect("zf_tensor_clone writes a handle when it succeeds"))
         })
         .collect()

@@ -28,22 +28,11 @@ pub fn adamw(
 ) -> Result<()> {
     const CALL: &str = "fused::adamw";
     let count = params.len();
-    let lists = [
-        ("grads", grads),
-        ("exp_avgs", exp_avgs),
-        ("exp_avg_sqs", exp_avg_sqs),
-        ("steps", steps),
-    ];
+    let lists = [("grads", grads), ("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs), ("steps", steps)];
     for (name, list) in lists {
         if list.len() != count {
-            let message = format!(
-                "{count} params but {} {name}; give one a parameter",
-                list.len()
-            );
-            return Err(Error::Argument {
-                call: CALL,
-                message,
-            });
+            let message = format!("{count} params but {} {name}; give one a parameter", list.len());
+            return Err(Error::Argument { call: CALL, message });
         }
     }
     if count == 0 {

@@ -37,14 +37,8 @@ pub enum Category {
 
 impl Category {
     /// All categories, in the order of their index.
-    pub const ALL: [Self; 6] = [
-        Self::Parameters,
-        Self::Gradients,
-        Self::Optimizer,
-        Self::Activations,
-        Self::Buffers,
-        Self::Other,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Parameters, Self::Gradients, Self::Optimizer, Self::Activations, Self::Buffers, Self::Other];
 
     /// The name used in reports, in lower case.
     #[must_use]
@@ -121,17 +115,10 @@ pub fn install() -> Result<()> {
             // SAFETY: the call has no arguments and runs once. The default allocator is asked for by name in libtorch's
             // own code at each allocation, so that a change of it is seen by all.
             let message = unsafe { ffi::zf_heap_install() };
-            if message.is_null() {
-                Ok(())
-            } else {
-                Err(ffi::take_text(message))
-            }
+            if message.is_null() { Ok(()) } else { Err(ffi::take_text(message)) }
         })
         .clone()
-        .map_err(|message| Error::Libtorch {
-            call: "heap::install",
-            message,
-        })
+        .map_err(|message| Error::Libtorch { call: "heap::install", message })
 }
 
 /// A place to which CPU allocations are booked. A clone is another handle of the same heap.
@@ -186,19 +173,10 @@ impl Heap {
         install()?;
         let mut raw = ptr::null_mut();
         // SAFETY: pointer and length describe `name`, which is copied; `raw` is a valid place.
-        let message = unsafe {
-            ffi::zf_heap_new(
-                name.as_ptr().cast(),
-                name.len(),
-                limit.unwrap_or(-1),
-                &mut raw,
-            )
-        };
+        let message = unsafe { ffi::zf_heap_new(name.as_ptr().cast(), name.len(), limit.unwrap_or(-1), &mut raw) };
         ffi::check("Heap::new", message)?;
         let raw = NonNull::new(raw).expect("zf_heap_new writes a heap when it succeeds");
-        Ok(Self {
-            inner: Arc::new(Inner { raw, name, limit }),
-        })
+        Ok(Self { inner: Arc::new(Inner { raw, name, limit }) })
     }
 
     /// The name given at construction.
@@ -216,16 +194,13 @@ impl Heap {
     /// Makes this the calling thread's heap until the guard is dropped. Guards nest.
     #[must_use = "the heap is left again when the guard is dropped"]
     pub fn enter(&self) -> HeapGuard {
-        HeapGuard {
-            before: set_current(Some(self.clone())),
-            _thread: PhantomData,
-        }
+        HeapGuard { before: set_current(Some(self.clone())), _thread: PhantomData }
     }
 
     /// The calling thread's heap.
     #[must_use]
     pub fn current() -> Option<Self> {
-        CURRENT.with_borrow(Clone::clone)
+        CURRENT.with_borrow(|current| current.0.clone())
     }
 
     /// What the heap holds now and has held.
@@ -269,18 +244,27 @@ impl fmt::Debug for Heap {
     }
 }
 
+/// The thread's heap, which the C++ side knows by a bare pointer.
+struct Current(Option<Heap>);
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        // The thread ends, perhaps with a guard that was forgotten: the pointer must not outlive the handle.
+        // SAFETY: null means no heap.
+        unsafe { ffi::zf_heap_enter(ptr::null_mut()) };
+    }
+}
+
 thread_local! {
-    static CURRENT: RefCell<Option<Heap>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Current> = const { RefCell::new(Current(None)) };
 }
 
 fn set_current(heap: Option<Heap>) -> Option<Heap> {
-    let raw = heap
-        .as_ref()
-        .map_or(ptr::null_mut(), |heap| heap.inner.raw.as_ptr());
-    let before = CURRENT.replace(heap);
-    // SAFETY: `CURRENT` keeps the heap alive for as long as it is the thread's heap.
+    let raw = heap.as_ref().map_or(ptr::null_mut(), |heap| heap.inner.raw.as_ptr());
+    // SAFETY: `CURRENT` keeps the heap alive from the next line on, for as long as it is the thread's heap; nothing is
+    // allocated between the two.
     unsafe { ffi::zf_heap_enter(raw) };
-    before
+    CURRENT.with_borrow_mut(|current| std::mem::replace(&mut current.0, heap))
 }
 
 /// Restores the thread's former heap when dropped.
@@ -302,10 +286,7 @@ impl Drop for HeapGuard {
 #[must_use = "the former category returns when the guard is dropped"]
 pub fn tag(category: Category) -> TagGuard {
     // SAFETY: any value is accepted.
-    TagGuard {
-        before: unsafe { ffi::zf_heap_tag(category as u8) },
-        _thread: PhantomData,
-    }
+    TagGuard { before: unsafe { ffi::zf_heap_tag(category as u8) }, _thread: PhantomData }
 }
 
 /// Restores the thread's former category when dropped.

@@ -23,7 +23,5 @@ pub fn cpu_state() -> Result<Vec<u8>> {
 /// If the bytes are not a state of this generator.
 pub fn set_cpu_state(state: &[u8]) -> Result<()> {
     // SAFETY: pointer and length describe `state`, which is copied.
-    ffi::check("rng::set_cpu_state", unsafe {
-        ffi::zf_rng_set_state(state.as_ptr().cast(), state.len())
-    })
+    ffi::check("rng::set_cpu_state", unsafe { ffi::zf_rng_set_state(state.as_ptr().cast(), state.len()) })
 }

@@ -21,9 +21,7 @@ use crate::{Error, Result, ffi};
 /// If the tensor has no storage, its memory belongs to someone outside libtorch, or a heap's limit refuses.
 pub fn resize_bytes(tensor: &Tensor, bytes: usize) -> Result<()> {
     // SAFETY: the handle lives during the call.
-    ffi::check("storage::resize_bytes", unsafe {
-        ffi::zf_storage_resize(ffi::raw(tensor), bytes)
-    })
+    ffi::check("storage::resize_bytes", unsafe { ffi::zf_storage_resize(ffi::raw(tensor), bytes) })
 }
 
 /// The size of the tensor's storage in bytes, which several views may share.
@@ -34,9 +32,7 @@ pub fn resize_bytes(tensor: &Tensor, bytes: usize) -> Result<()> {
 pub fn nbytes(tensor: &Tensor) -> Result<usize> {
     let mut out = 0;
     // SAFETY: the handle lives during the call and `out` is a valid place.
-    ffi::check("storage::nbytes", unsafe {
-        ffi::zf_storage_bytes(ffi::raw(tensor), &mut out)
-    })?;
+    ffi::check("storage::nbytes", unsafe { ffi::zf_storage_bytes(ffi::raw(tensor), &mut out) })?;
     Ok(out)
 }
 
@@ -120,16 +116,7 @@ pub fn tensor_from<T: Scalar>(values: &[T], shape: &[i64]) -> Result<Tensor> {
     let tensor = ffi::tensor_out(CALL, |out| {
         let data = values.as_ptr().cast::<c_void>();
         // SAFETY: pointers and lengths describe `values` and `shape`; the shim compares the sizes before it copies.
-        unsafe {
-            ffi::zf_tensor_from(
-                data,
-                size_of_val(values),
-                shape.as_ptr(),
-                shape.len(),
-                T::CODE,
-                out,
-            )
-        }
+        unsafe { ffi::zf_tensor_from(data, size_of_val(values), shape.as_ptr(), shape.len(), T::CODE, out) }
     })?;
     Ok(tensor.expect("zf_tensor_from writes a handle when it succeeds"))
 }
@@ -146,30 +133,15 @@ fn elements<T: Scalar>(call: &'static str, tensor: &Tensor) -> Result<(*mut T, u
     };
     // SAFETY: the handle lives during the call and `view` is a valid place.
     ffi::check(call, unsafe { ffi::zf_view(ffi::raw(tensor), &mut view) })?;
-    let refuse = |expected: String, found: String| {
-        Err(Error::Tensor {
-            call,
-            expected,
-            found,
-        })
-    };
+    let refuse = |expected: String, found: String| Err(Error::Tensor { call, expected, found });
     if view.scalar_type != T::CODE {
-        return refuse(
-            format!("dtype {}", scalar_name(T::CODE)),
-            scalar_name(view.scalar_type),
-        );
+        return refuse(format!("dtype {}", scalar_name(T::CODE)), scalar_name(view.scalar_type));
     }
     if !view.cpu {
-        return refuse(
-            "a tensor on the CPU".into(),
-            "one on another device; copy it first".into(),
-        );
+        return refuse("a tensor on the CPU".into(), "one on another device; copy it first".into());
     }
     if !view.contiguous {
-        return refuse(
-            "a contiguous tensor".into(),
-            "one with gaps or swapped axes; call contiguous() first".into(),
-        );
+        return refuse("a contiguous tensor".into(), "one with gaps or swapped axes; call contiguous() first".into());
     }
     if view.count == 0 {
         return Ok((ptr::NonNull::dangling().as_ptr(), 0));
@@ -177,10 +149,7 @@ fn elements<T: Scalar>(call: &'static str, tensor: &Tensor) -> Result<(*mut T, u
     if view.needed_bytes > view.storage_bytes {
         return refuse(
             format!("a storage of at least {} bytes", view.needed_bytes),
-            format!(
-                "{} bytes; the storage was released and not refilled",
-                view.storage_bytes
-            ),
+            format!("{} bytes; the storage was released and not refilled", view.storage_bytes),
         );
     }
     let count = usize::try_from(view.count).expect("libtorch's element counts are not negative");

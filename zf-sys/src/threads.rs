@@ -12,16 +12,10 @@ use crate::{Error, Result, ffi};
 /// If `count` is zero or does not fit a C `int`.
 pub fn set_operator_threads(count: usize) -> Result<()> {
     const CALL: &str = "threads::set_operator_threads";
-    let count = c_int::try_from(count)
-        .ok()
-        .filter(|&count| 0 < count)
-        .ok_or_else(|| Error::Argument {
-            call: CALL,
-            message: format!(
-                "the number of threads must be 1 to {}, not {count}",
-                c_int::MAX
-            ),
-        })?;
+    let count = c_int::try_from(count).ok().filter(|&count| 0 < count).ok_or_else(|| Error::Argument {
+        call: CALL,
+        message: format!("the number of threads must be 1 to {}, not {count}", c_int::MAX),
+    })?;
     // SAFETY: any positive number is accepted.
     ffi::check(CALL, unsafe { ffi::zf_set_threads(count) })
 }
@@ -34,8 +28,6 @@ pub fn set_operator_threads(count: usize) -> Result<()> {
 pub fn operator_threads() -> Result<usize> {
     let mut out = 0;
     // SAFETY: `out` is a valid place.
-    ffi::check("threads::operator_threads", unsafe {
-        ffi::zf_threads(&mut out)
-    })?;
+    ffi::check("threads::operator_threads", unsafe { ffi::zf_threads(&mut out) })?;
     Ok(usize::try_from(out).unwrap_or(1))
 }

@@ -13,8 +13,7 @@ use crate::{Result, ffi};
 
 /// A block: tensors in, tensors out. It runs once in forward without recording, and once more in each backward pass with
 /// recording, and must compute the same both times.
-pub type CheckpointFn =
-    Arc<dyn Fn(&[Tensor]) -> std::result::Result<Vec<Tensor>, String> + Send + Sync>;
+pub type CheckpointFn = Arc<dyn Fn(&[Tensor]) -> std::result::Result<Vec<Tensor>, String> + Send + Sync>;
 
 /// Takes a block's inputs over and says how to get them back.
 pub type StashFn = Arc<dyn Fn(Vec<Tensor>) -> std::result::Result<Fetch, String> + Send + Sync>;
@@ -67,12 +66,7 @@ impl fmt::Debug for CheckpointHooks {
 ///
 /// If `f` or a hook fails or panics; in backward the same error comes out of
 /// [`backward`](super::backward).
-pub fn checkpoint(
-    inputs: &[Tensor],
-    anchor: &Tensor,
-    f: CheckpointFn,
-    hooks: CheckpointHooks,
-) -> Result<Vec<Tensor>> {
+pub fn checkpoint(inputs: &[Tensor], anchor: &Tensor, f: CheckpointFn, hooks: CheckpointHooks) -> Result<Vec<Tensor>> {
     const CALL: &str = "autograd::checkpoint";
     let calls = ffi::CheckpointCalls {
         run,
@@ -85,21 +79,10 @@ pub fn checkpoint(
     };
     let outputs = ffi::List::new(CALL)?;
     let inputs = ffi::raws(inputs);
-    let block = Box::into_raw(Box::new(Block {
-        f,
-        hooks,
-        fetch: Mutex::new(None),
-    }));
+    let block = Box::into_raw(Box::new(Block { f, hooks, fetch: Mutex::new(None) }));
     // SAFETY: the arrays live during the call. The shim owns `block` from here on and drops it once, also if it fails.
     let message = unsafe {
-        ffi::zf_checkpoint(
-            inputs.as_ptr(),
-            inputs.len(),
-            ffi::raw(anchor),
-            block.cast(),
-            &calls,
-            outputs.as_ptr(),
-        )
+        ffi::zf_checkpoint(inputs.as_ptr(), inputs.len(), ffi::raw(anchor), block.cast(), &calls, outputs.as_ptr())
     };
     ffi::check(CALL, message)?;
     outputs.tensors(CALL)
@@ -137,11 +120,7 @@ unsafe extern "C" fn run(
     })
 }
 
-unsafe extern "C" fn stash(
-    value: *mut c_void,
-    inputs: *const *mut C_tensor,
-    count: usize,
-) -> ffi::Message {
+unsafe extern "C" fn stash(value: *mut c_void, inputs: *const *mut C_tensor, count: usize) -> ffi::Message {
     ffi::contain(|| {
         // SAFETY: as in `run`.
         let (block, inputs) = unsafe { (Block::borrow(value), ffi::borrow_all(inputs, count)?) };
@@ -159,9 +138,7 @@ unsafe extern "C" fn fetch(value: *mut c_void, inputs: *mut ffi::RawList) -> ffi
         let block = unsafe { Block::borrow(value) };
         let guard = block.fetch.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(fetch) = guard.as_ref() else {
-            return Err(
-                "the stashed inputs of a checkpointed block were released already".to_owned(),
-            );
+            return Err("the stashed inputs of a checkpointed block were released already".to_owned());
         };
         // SAFETY: as in `run`.
         unsafe { ffi::push_all(inputs, &fetch()?) }
@@ -170,37 +147,19 @@ unsafe extern "C" fn fetch(value: *mut c_void, inputs: *mut ffi::RawList) -> ffi
 
 unsafe extern "C" fn begin(value: *mut c_void) -> ffi::Message {
     // SAFETY: as in `run`.
-    ffi::contain(|| {
-        unsafe { Block::borrow(value) }
-            .hooks
-            .before_backward
-            .as_ref()
-            .map_or(Ok(()), |step| step())
-    })
+    ffi::contain(|| unsafe { Block::borrow(value) }.hooks.before_backward.as_ref().map_or(Ok(()), |step| step()))
 }
 
 unsafe extern "C" fn end(value: *mut c_void) -> ffi::Message {
     // SAFETY: as in `run`.
-    ffi::contain(|| {
-        unsafe { Block::borrow(value) }
-            .hooks
-            .after_backward
-            .as_ref()
-            .map_or(Ok(()), |step| step())
-    })
+    ffi::contain(|| unsafe { Block::borrow(value) }.hooks.after_backward.as_ref().map_or(Ok(()), |step| step()))
 }
 
 unsafe extern "C" fn release(value: *mut c_void) {
     let message = ffi::contain(|| {
         // SAFETY: as in `run`.
         let block = unsafe { Block::borrow(value) };
-        drop(
-            block
-                .fetch
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
+        drop(block.fetch.lock().unwrap_or_else(PoisonError::into_inner).take());
         Ok(())
     });
     if !message.is_null() {

@@ -25,8 +25,7 @@ pub type HookFn = Box<dyn Fn() -> std::result::Result<(), String> + Send + Sync>
 pub fn on_grad_accumulated(param: &Tensor, hook: HookFn) -> Result<()> {
     let value = Box::into_raw(Box::new(hook)).cast();
     // SAFETY: the shim owns `value` from here on and frees it with `drop_box::<HookFn>`, also if it fails.
-    let message =
-        unsafe { ffi::zf_hook_accumulated(ffi::raw(param), value, run, ffi::drop_box::<HookFn>) };
+    let message = unsafe { ffi::zf_hook_accumulated(ffi::raw(param), value, run, ffi::drop_box::<HookFn>) };
     ffi::check("autograd::on_grad_accumulated", message)
 }
 
@@ -37,9 +36,7 @@ pub fn on_grad_accumulated(param: &Tensor, hook: HookFn) -> Result<()> {
 /// If the tensor is undefined.
 pub fn clear_grad_hook(param: &Tensor) -> Result<()> {
     // SAFETY: the handle lives during the call.
-    ffi::check("autograd::clear_grad_hook", unsafe {
-        ffi::zf_hook_clear(ffi::raw(param))
-    })
+    ffi::check("autograd::clear_grad_hook", unsafe { ffi::zf_hook_clear(ffi::raw(param)) })
 }
 
 /// Calls `hook` when the gradient of `output` is known, before the operation that made `output` runs backward. Hooks on
@@ -51,8 +48,7 @@ pub fn clear_grad_hook(param: &Tensor) -> Result<()> {
 pub fn on_output_grad(output: &Tensor, hook: HookFn) -> Result<()> {
     let value = Box::into_raw(Box::new(hook)).cast();
     // SAFETY: as in `on_grad_accumulated`.
-    let message =
-        unsafe { ffi::zf_hook_output(ffi::raw(output), value, run, ffi::drop_box::<HookFn>) };
+    let message = unsafe { ffi::zf_hook_output(ffi::raw(output), value, run, ffi::drop_box::<HookFn>) };
     ffi::check("autograd::on_output_grad", message)
 }
 

@@ -26,29 +26,20 @@ pub fn backward(roots: &[Tensor], grads: &[Option<Tensor>], retain: bool) -> Res
     if roots.len() != grads.len() {
         return Err(Error::Argument {
             call: CALL,
-            message: format!(
-                "{} roots but {} gradients; give one (or None) a root",
-                roots.len(),
-                grads.len()
-            ),
+            message: format!("{} roots but {} gradients; give one (or None) a root", roots.len(), grads.len()),
         });
     }
-    let grads: Vec<_> = grads
-        .iter()
-        .map(|grad| grad.as_ref().map_or(ptr::null_mut(), ffi::raw))
-        .collect();
+    let grads: Vec<_> = grads.iter().map(|grad| grad.as_ref().map_or(ptr::null_mut(), ffi::raw)).collect();
     let roots = ffi::raws(roots);
     // SAFETY: both arrays have `roots.len()` entries and live during the call.
-    ffi::check(CALL, unsafe {
-        ffi::zf_backward(roots.as_ptr(), grads.as_ptr(), roots.len(), retain)
-    })
+    ffi::check(CALL, unsafe { ffi::zf_backward(roots.as_ptr(), grads.as_ptr(), roots.len(), retain) })
 }
 
 /// Makes `grad` the gradient of a leaf, or removes it.
 ///
 /// The gradient is bound, not copied: a view of a flat buffer stays one, and later backward passes add to it in place.
 /// Its dtype may differ from the parameter's. With a float32 gradient on a 16-bit parameter each incoming gradient is
-/// widened before anything is summed.
+/// widened before anything is summed. Without a gradient the next backward pass makes one of the parameter's dtype.
 ///
 /// # Errors
 ///
@@ -56,23 +47,14 @@ pub fn backward(roots: &[Tensor], grads: &[Option<Tensor>], retain: bool) -> Res
 pub fn set_grad(param: &Tensor, grad: Option<&Tensor>) -> Result<()> {
     let grad = grad.map_or(ptr::null_mut(), ffi::raw);
     // SAFETY: both handles live during the call.
-    ffi::check("autograd::set_grad", unsafe {
-        ffi::zf_set_grad(ffi::raw(param), grad)
-    })
+    ffi::check("autograd::set_grad", unsafe { ffi::zf_set_grad(ffi::raw(param), grad) })
 }
 
 /// A handle of the leaf's gradient, or `None` if it has none.
-///
-/// # Panics
-///
-/// Never in practice: libtorch does not fail to read the gradient of a tensor that exists.
 #[must_use]
 pub fn grad(param: &Tensor) -> Option<Tensor> {
     // SAFETY: the handle lives during the call.
-    ffi::tensor_out("autograd::grad", |out| unsafe {
-        ffi::zf_grad(ffi::raw(param), out)
-    })
-    .unwrap_or(None)
+    ffi::tensor_out("autograd::grad", |out| unsafe { ffi::zf_grad(ffi::raw(param), out) }).unwrap_or(None)
 }
 
 /// An alias of `source` outside the graph, with a version counter of its own.
@@ -86,9 +68,7 @@ pub fn grad(param: &Tensor) -> Option<Tensor> {
 pub fn variable_data(source: &Tensor) -> Result<Tensor> {
     const CALL: &str = "autograd::variable_data";
     // SAFETY: the handle lives during the call.
-    let alias = ffi::tensor_out(CALL, |out| unsafe {
-        ffi::zf_variable_data(ffi::raw(source), out)
-    })?;
+    let alias = ffi::tensor_out(CALL, |out| unsafe { ffi::zf_variable_data(ffi::raw(source), out) })?;
     Ok(alias.expect("zf_variable_data writes a handle when it succeeds"))
 }
 
@@ -100,8 +80,6 @@ pub fn variable_data(source: &Tensor) -> Result<Tensor> {
 pub fn version(tensor: &Tensor) -> Result<u64> {
     let mut out = 0;
     // SAFETY: the handle lives during the call and `out` is a valid place.
-    ffi::check("autograd::version", unsafe {
-        ffi::zf_version(ffi::raw(tensor), &mut out)
-    })?;
+    ffi::check("autograd::version", unsafe { ffi::zf_version(ffi::raw(tensor), &mut out) })?;
     Ok(out)
 }

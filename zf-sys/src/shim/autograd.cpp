@@ -47,6 +47,7 @@ ZfMessage zf_set_grad(ZfTensor param, ZfTensor grad) noexcept {
     TORCH_CHECK(param->is_leaf(), "only a leaf tensor holds a gradient; this one is the result of an operation");
     if (grad == nullptr || !grad->defined()) {
       param->mutable_grad().reset();
+      param->set_grad_dtype(param->scalar_type());
       return;
     }
     TORCH_CHECK(
@@ -64,9 +65,7 @@ ZfMessage zf_set_grad(ZfTensor param, ZfTensor grad) noexcept {
     param->mutable_grad().reset();
     // With this dtype the engine casts each incoming gradient to it before anything is summed, so that a parameter used
     // several times also accumulates in the wider type.
-    if (param->requires_grad()) {
-      param->set_grad_dtype(grad->scalar_type());
-    }
+    param->set_grad_dtype(grad->scalar_type());
     param->mutable_grad() = *grad;
   });
 }

@@ -38,21 +38,9 @@ fn books_exact_bytes_by_category_and_splits_the_peak() {
         (second, third)
     };
     let fourth = bytes(10);
-    let all = by(&[
-        (Category::Parameters, 1001),
-        (Category::Gradients, 70),
-        (Category::Optimizer, 3),
-        (Category::Other, 10),
-    ]);
-    assert_eq!(
-        heap.stats(),
-        HeapStats {
-            live: all,
-            peak: 1084,
-            at_peak: all,
-            cached: 0
-        }
-    );
+    let all =
+        by(&[(Category::Parameters, 1001), (Category::Gradients, 70), (Category::Optimizer, 3), (Category::Other, 10)]);
+    assert_eq!(heap.stats(), HeapStats { live: all, peak: 1084, at_peak: all, cached: 0 });
 
     drop((second, third));
     let fifth = {
@@ -60,50 +48,18 @@ fn books_exact_bytes_by_category_and_splits_the_peak() {
         bytes(72)
     };
     // 1083 bytes are live, one less than before, so the peak keeps its own split.
-    let now = by(&[
-        (Category::Parameters, 1001),
-        (Category::Activations, 72),
-        (Category::Other, 10),
-    ]);
-    assert_eq!(
-        heap.stats(),
-        HeapStats {
-            live: now,
-            peak: 1084,
-            at_peak: all,
-            cached: 0
-        }
-    );
+    let now = by(&[(Category::Parameters, 1001), (Category::Activations, 72), (Category::Other, 10)]);
+    assert_eq!(heap.stats(), HeapStats { live: now, peak: 1084, at_peak: all, cached: 0 });
 
     let sixth = bytes(2);
     drop(sixth);
-    let higher = by(&[
-        (Category::Parameters, 1001),
-        (Category::Activations, 72),
-        (Category::Other, 12),
-    ]);
-    assert_eq!(
-        heap.stats(),
-        HeapStats {
-            live: now,
-            peak: 1085,
-            at_peak: higher,
-            cached: 0
-        }
-    );
+    let higher = by(&[(Category::Parameters, 1001), (Category::Activations, 72), (Category::Other, 12)]);
+    assert_eq!(heap.stats(), HeapStats { live: now, peak: 1085, at_peak: higher, cached: 0 });
 
     drop((first, fourth));
     heap.reset_peak();
     let left = by(&[(Category::Activations, 72)]);
-    assert_eq!(
-        heap.stats(),
-        HeapStats {
-            live: left,
-            peak: 72,
-            at_peak: left,
-            cached: 0
-        }
-    );
+    assert_eq!(heap.stats(), HeapStats { live: left, peak: 72, at_peak: left, cached: 0 });
     drop(fifth);
     let rest = heap.stats();
     assert_eq!((rest.live.total(), rest.peak, rest.at_peak), (0, 72, left));
@@ -129,6 +85,21 @@ fn guards_nest_and_restore() {
     kept.push(bytes(1000));
     assert_eq!(outer.stats().live.total(), 101);
     assert_eq!(inner.stats().live.total(), 10);
+}
+
+#[test]
+fn a_forgotten_guard_does_not_outlive_its_thread() {
+    let heap = Heap::new("forgotten").unwrap();
+    let inside = heap.clone();
+    let tensor = thread::spawn(move || {
+        std::mem::forget(inside.enter());
+        bytes(9)
+    })
+    .join()
+    .unwrap();
+    assert_eq!(heap.stats().live.total(), 9);
+    drop(heap);
+    drop(tensor);
 }
 
 #[test]
@@ -186,19 +157,10 @@ fn an_allocation_beyond_the_limit_is_an_error_with_the_figures() {
     let _inside = heap.enter();
     let held = Tensor::f_zeros([1000], F32).unwrap();
     let error = Tensor::f_zeros([251], F32).unwrap_err().to_string();
-    for part in [
-        "heap 'card 3'",
-        "1004 bytes was wanted",
-        "4000 bytes are live",
-        "limit is 5000 bytes",
-    ] {
+    for part in ["heap 'card 3'", "1004 bytes was wanted", "4000 bytes are live", "limit is 5000 bytes"] {
         assert!(error.contains(part), "{part:?} is missing in {error:?}");
     }
-    assert_eq!(
-        heap.stats().live.total(),
-        4000,
-        "a refused allocation must not be booked"
-    );
+    assert_eq!(heap.stats().live.total(), 4000, "a refused allocation must not be booked");
     assert_eq!(heap.stats().peak, 4000);
     // To the limit exactly, and again after a free.
     let rest = Tensor::f_zeros([250], F32).unwrap();
@@ -213,9 +175,7 @@ fn the_limit_also_ends_a_backward_pass_with_an_error() {
     let x = leaf(&[100_000], 0.0);
     let y = x.f_sin().unwrap().f_sum(Kind::Float).unwrap();
     let _ballast = bytes(300_000);
-    let error = zf_sys::autograd::backward(&[y], &[None], false)
-        .unwrap_err()
-        .to_string();
+    let error = zf_sys::autograd::backward(&[y], &[None], false).unwrap_err().to_string();
     assert!(error.contains("heap 'tight' is full"), "{error}");
 }
 
@@ -224,24 +184,15 @@ fn large_blocks_are_kept_for_the_same_size_and_bounded_by_what_was_live() {
     let heap = Heap::new("cache").unwrap();
     let _inside = heap.enter();
     drop(bytes(3 * MIB));
-    assert_eq!(
-        (heap.stats().live.total(), heap.stats().cached),
-        (0, 3 * MIB)
-    );
+    assert_eq!((heap.stats().live.total(), heap.stats().cached), (0, 3 * MIB));
     // A block of another size may not take it, and makes room for itself: 2 live and 3 kept are more than ever lived.
     drop(bytes(2 * MIB));
-    assert_eq!(
-        (heap.stats().live.total(), heap.stats().cached),
-        (0, 2 * MIB)
-    );
+    assert_eq!((heap.stats().live.total(), heap.stats().cached), (0, 2 * MIB));
     // The kept block stays while it fits beside what is live, and goes when small blocks need the room.
     let held = bytes(MIB);
     assert_eq!(heap.stats().cached, 2 * MIB);
     let small = bytes(1);
-    assert_eq!(
-        (heap.stats().live.total(), heap.stats().cached),
-        (MIB + 1, 0)
-    );
+    assert_eq!((heap.stats().live.total(), heap.stats().cached), (MIB + 1, 0));
     drop((held, small));
 }
 
@@ -296,9 +247,7 @@ fn matrix_products_and_convolutions_work_on_this_allocator() {
     let _inside = heap.enter();
     let x = values(&[2, 8, 33, 33], 0.0);
     let w = values(&[16, 8, 3, 3], 0.1);
-    let y = x
-        .f_conv2d(&w, None::<Tensor>, [1, 1], [1, 1], [1, 1], 1)
-        .unwrap();
+    let y = x.f_conv2d(&w, None::<Tensor>, [1, 1], [1, 1], [1, 1], 1).unwrap();
     assert_eq!(y.size(), [2, 16, 33, 33]);
     let a = values(&[65, 130], 0.0).to_kind(Kind::BFloat16);
     let product = a.f_matmul(&a.tr()).unwrap();
@@ -335,10 +284,5 @@ fn rank_threads_are_accounted_separately() {
     let mut seen: Vec<_> = receive.iter().collect();
     seen.sort_unstable();
     // The leaf and its gradient, float32.
-    assert_eq!(
-        seen,
-        (1..=4)
-            .map(|rank| (rank, 8000 * rank, 0))
-            .collect::<Vec<_>>()
-    );
+    assert_eq!(seen, (1..=4).map(|rank| (rank, 8000 * rank, 0)).collect::<Vec<_>>());
 }

@@ -57,10 +57,7 @@ fn output_hooks_come_before_the_backward_of_what_made_the_output() {
     let log = log.lock().unwrap();
     let place = |word| log.iter().position(|entry| *entry == word).unwrap();
     assert_eq!(log.len(), 4);
-    assert!(
-        place("second") < place("b") && place("second") < place("first"),
-        "{log:?}"
-    );
+    assert!(place("second") < place("b") && place("second") < place("first"), "{log:?}");
     assert!(place("first") < place("a"), "{log:?}");
 }
 
@@ -90,14 +87,9 @@ fn an_error_or_a_panic_in_a_hook_ends_backward_with_its_message() {
     let x = leaf(&[3], 0.0);
     let run = |hook: HookFn| {
         on_grad_accumulated(&x, hook).unwrap();
-        backward(&[x.sum(Kind::Float)], &[None], false)
-            .unwrap_err()
-            .to_string()
+        backward(&[x.sum(Kind::Float)], &[None], false).unwrap_err().to_string()
     };
-    assert_eq!(
-        run(Box::new(|| Err("link 2 is down".into()))),
-        "autograd::backward: link 2 is down"
-    );
+    assert_eq!(run(Box::new(|| Err("link 2 is down".into()))), "autograd::backward: link 2 is down");
     let index = 3;
     assert_eq!(
         run(Box::new(move || panic!("bucket {index} is missing"))),
@@ -106,9 +98,7 @@ fn an_error_or_a_panic_in_a_hook_ends_backward_with_its_message() {
     on_grad_accumulated(&x, Box::new(|| Ok(()))).unwrap();
     let y = &x * 2.0;
     on_output_grad(&y, Box::new(|| Err("no".into()))).unwrap();
-    let error = backward(&[y.sum(Kind::Float)], &[None], false)
-        .unwrap_err()
-        .to_string();
+    let error = backward(&[y.sum(Kind::Float)], &[None], false).unwrap_err().to_string();
     assert_eq!(error, "autograd::backward: no");
     // The thread is still good for another pass.
     backward(&[x.sum(Kind::Float)], &[None], false).unwrap();
@@ -141,11 +131,7 @@ fn several_rank_threads_run_hooks_at_once_on_their_own_thread() {
                         // All ranks meet inside their hooks, as a collective would make them.
                         barrier.wait();
                         fired.fetch_add(1, Ordering::Relaxed);
-                        if thread::current().id() == me {
-                            Ok(())
-                        } else {
-                            Err("on another thread".into())
-                        }
+                        if thread::current().id() == me { Ok(()) } else { Err("on another thread".into()) }
                     }),
                 )
                 .unwrap();

@@ -16,9 +16,7 @@ const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
 /// A smooth, deterministic tensor that needs no generator; `salt` makes it differ from others.
 fn values(shape: &[i64], salt: f64) -> Tensor {
     let count: i64 = shape.iter().product();
-    (Tensor::arange(count, F32) * (0.37 + salt))
-        .sin()
-        .reshape(shape)
+    (Tensor::arange(count, F32) * (0.37 + salt)).sin().reshape(shape)
 }
 
 /// A leaf that requires a gradient.
@@ -31,15 +29,8 @@ fn leaf(shape: &[i64], salt: f64) -> Tensor {
 fn assert_same_bits(left: &Tensor, right: &Tensor, what: &str) {
     let bits = |tensor: &Tensor| -> Vec<u32> {
         let tensor = tensor.detach().contiguous();
-        zf_sys::storage::slice::<f32>(&tensor)
-            .unwrap()
-            .iter()
-            .map(|value| value.to_bits())
-            .collect()
+        zf_sys::storage::slice::<f32>(&tensor).unwrap().iter().map(|value| value.to_bits()).collect()
     };
     assert_eq!(left.size(), right.size(), "{what}: shapes differ");
-    assert!(
-        bits(left) == bits(right),
-        "{what}: bits differ:\n{left}\n{right}"
-    );
+    assert!(bits(left) == bits(right), "{what}: bits differ:\n{left}\n{right}");
 }

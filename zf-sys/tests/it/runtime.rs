@@ -22,10 +22,7 @@ fn fused_adamw_follows_the_formula() {
     let shapes: [&[i64]; 2] = [&[7], &[3, 5]];
     let params: Vec<_> = shapes.iter().map(|shape| values(shape, 0.0)).collect();
     let grads: Vec<_> = shapes.iter().map(|shape| values(shape, 0.5)).collect();
-    let (m, v): (Vec<_>, Vec<_>) = params
-        .iter()
-        .map(|p| (p.zeros_like(), p.zeros_like()))
-        .unzip();
+    let (m, v): (Vec<_>, Vec<_>) = params.iter().map(|p| (p.zeros_like(), p.zeros_like())).unzip();
     let start: Vec<_> = params.iter().map(Tensor::copy).collect();
     for step in 1..=2 {
         let steps: Vec<_> = params.iter().map(|_| Tensor::from(step as f32)).collect();
@@ -35,14 +32,9 @@ fn fused_adamw_follows_the_formula() {
     for ((param, start), g) in params.iter().zip(&start).zip(&grads) {
         let update = g / (g.abs() + eps) * lr;
         let expected = (start * (1.0 - lr * wd) - &update) * (1.0 - lr * wd) - &update;
-        assert!(
-            param.allclose(&expected, 1e-5, 1e-6, false),
-            "{param}\n{expected}"
-        );
+        assert!(param.allclose(&expected, 1e-5, 1e-6, false), "{param}\n{expected}");
     }
-    let error = fused::adamw(&params, &grads[..1], &m, &v, &[], lr, b1, b2, wd, eps)
-        .unwrap_err()
-        .to_string();
+    let error = fused::adamw(&params, &grads[..1], &m, &v, &[], lr, b1, b2, wd, eps).unwrap_err().to_string();
     assert!(error.contains("2 params but 1 grads"), "{error}");
     fused::adamw(&[], &[], &[], &[], &[], lr, b1, b2, wd, eps).unwrap();
 }

@@ -22,11 +22,7 @@ fn a_released_parameter_is_refilled_under_the_views_that_autograd_saved() {
     let with_output = heap.stats().live.total();
     resize_bytes(&flat, 0).unwrap();
     assert_eq!(nbytes(&weight).unwrap(), 0);
-    assert_eq!(
-        with_output - heap.stats().live.total(),
-        rows * columns * 4,
-        "the memory is free"
-    );
+    assert_eq!(with_output - heap.stats().live.total(), rows * columns * 4, "the memory is free");
     assert!(heap.stats().live.total() < full);
     let error = slice::<f32>(&flat).unwrap_err().to_string();
     assert!(error.contains("released"), "{error}");
@@ -35,16 +31,8 @@ fn a_released_parameter_is_refilled_under_the_views_that_autograd_saved() {
     variable_data(&flat).unwrap().copy_(&kept);
     backward(&[y], &[Some(Tensor::ones([5, rows], F32))], false).unwrap();
     let expected = Tensor::ones([5, rows], F32).matmul(&kept.view([rows, columns]));
-    assert_same_bits(
-        &grad(&x).unwrap(),
-        &expected,
-        "the gradient reads the refilled values",
-    );
-    assert_same_bits(
-        &weight.detach(),
-        &kept.view([rows, columns]),
-        "the view sees them too",
-    );
+    assert_same_bits(&grad(&x).unwrap(), &expected, "the gradient reads the refilled values");
+    assert_same_bits(&weight.detach(), &kept.view([rows, columns]), "the view sees them too");
     weight.zero_grad();
 }
 
@@ -56,9 +44,7 @@ fn refilling_through_detach_is_caught_by_autograd() {
     let x = values(&[2, 4], 0.1).set_requires_grad(true);
     let y = x.linear(&weight, None::<Tensor>);
     flat.detach().copy_(&values(&[12], 0.3));
-    let error = backward(&[y.sum(Kind::Float)], &[None], false)
-        .unwrap_err()
-        .to_string();
+    let error = backward(&[y.sum(Kind::Float)], &[None], false).unwrap_err().to_string();
     assert!(error.contains("inplace"), "{error}");
 }
 
@@ -86,9 +72,7 @@ fn a_refill_beyond_the_limit_leaves_the_storage_as_it_was() {
 fn memory_from_outside_cannot_be_resized() {
     let outside = [1_u8; 8];
     // SAFETY: the array outlives the tensor.
-    let tensor = unsafe {
-        Tensor::f_from_blob(outside.as_ptr(), &[8], &[1], Kind::Uint8, tch::Device::Cpu).unwrap()
-    };
+    let tensor = unsafe { Tensor::f_from_blob(outside.as_ptr(), &[8], &[1], Kind::Uint8, tch::Device::Cpu).unwrap() };
     let error = resize_bytes(&tensor, 0).unwrap_err().to_string();
     assert!(error.contains("cannot be resized"), "{error}");
     assert!(resize_bytes(&Tensor::new(), 0).is_err());
@@ -122,10 +106,7 @@ fn every_scalar_goes_in_and_out_unchanged() {
 fn bfloat16_means_the_same_to_libtorch() {
     let tensor = tensor_from(&[1.5, -384.0].map(bf16::from_f32), &[2]).unwrap();
     assert_eq!(tensor.kind(), Kind::BFloat16);
-    assert_eq!(
-        slice::<f32>(&tensor.to_kind(Kind::Float)).unwrap(),
-        [1.5, -384.0]
-    );
+    assert_eq!(slice::<f32>(&tensor.to_kind(Kind::Float)).unwrap(), [1.5, -384.0]);
     let error = slice::<f16>(&tensor).unwrap_err().to_string();
     assert_eq!(error, "storage::slice: expected dtype Half, found BFloat16");
 }
@@ -135,30 +116,12 @@ fn slices_refuse_what_they_cannot_show() {
     let tensor = values(&[3, 4], 0.0);
     let error = slice::<f64>(&tensor).unwrap_err().to_string();
     assert_eq!(error, "storage::slice: expected dtype Double, found Float");
-    assert!(
-        slice::<f32>(&tensor.tr())
-            .unwrap_err()
-            .to_string()
-            .contains("contiguous")
-    );
-    assert!(
-        slice::<f32>(&tensor.narrow(1, 0, 2))
-            .unwrap_err()
-            .to_string()
-            .contains("contiguous")
-    );
+    assert!(slice::<f32>(&tensor.tr()).unwrap_err().to_string().contains("contiguous"));
+    assert!(slice::<f32>(&tensor.narrow(1, 0, 2)).unwrap_err().to_string().contains("contiguous"));
     assert!(slice::<f32>(&Tensor::new()).is_err());
-    assert_eq!(
-        slice::<f32>(&tensor.narrow(0, 1, 2)).unwrap(),
-        &slice::<f32>(&tensor).unwrap()[4..]
-    );
+    assert_eq!(slice::<f32>(&tensor.narrow(0, 1, 2)).unwrap(), &slice::<f32>(&tensor).unwrap()[4..]);
     assert!(slice::<f32>(&tensor.narrow(0, 1, 0)).unwrap().is_empty());
-    assert!(
-        tensor_from(&[1.0_f32; 5], &[2, 3])
-            .unwrap_err()
-            .to_string()
-            .contains("24 bytes but 20")
-    );
+    assert!(tensor_from(&[1.0_f32; 5], &[2, 3]).unwrap_err().to_string().contains("24 bytes but 20"));
     assert!(tensor_from(&[1.0_f32; 5], &[-5]).is_err());
     assert_eq!(tensor_from::<f32>(&[], &[0, 3]).unwrap().size(), [0, 3]);
     assert_eq!(tensor_from(&[2.0_f32], &[]).unwrap().double_value(&[]), 2.0);
