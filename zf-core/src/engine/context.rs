@@ -1,0 +1,108 @@
+//! The engine as a model's forward pass sees it.
+
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+
+use tch::{Device, Kind, Tensor};
+
+use super::core::{Shared, lock};
+use crate::model::{Context, Noise, Params, UnitFn};
+use crate::{Error, Result};
+
+/// Names and tensors of each unit's parameters, in the order of the unit's spec.
+#[derive(Debug, Default)]
+pub(crate) struct UnitParams {
+    pub(crate) unit: String,
+    pub(crate) root: bool,
+    pub(crate) names: Vec<String>,
+    pub(crate) tensors: Vec<Tensor>,
+}
+
+/// One forward pass of one rank.
+pub(crate) struct Forward<'a> {
+    shared: &'a Shared,
+    units: &'a [UnitParams],
+    noise: Noise,
+    kind: Kind,
+    device: Device,
+    training: bool,
+    trail: RefCell<Trail>,
+    waited: Cell<Duration>,
+}
+
+/// Which units ran or were skipped, in order.
+#[derive(Debug, Default)]
+struct Trail {
+    seen: Vec<bool>,
+    hash: u64,
+}
+
+impl<'a> Forward<'a> {
+    pub(crate) fn new(
+        shared: &'a Shared,
+        units: &'a [UnitParams],
+        noise: Noise,
+        kind: Kind,
+        device: Device,
+        training: bool,
+    ) -> Self {
+        let trail = RefCell::new(Trail { seen: vec![false; units.len()], hash: 0 });
+        Self { shared, units, noise, kind, device, training, trail, waited: Cell::new(Duration::ZERO) }
+    }
+
+    /// A hash of the units run and skipped, in order, and the time spent waiting for parameters.
+    pub(crate) fn finish(self) -> (u64, Duration) {
+        (self.trail.into_inner().hash, self.waited.get())
+    }
+
+    fn note(&self, unit: usize, skipped: bool) -> Result<&'a UnitParams> {
+        let units = self.units;
+        let params = units.get(unit).ok_or_else(|| {
+            Error::Engine(format!("the model ran unit number {unit}, but it declares {} units", units.len()))
+        })?;
+        let mut trail = self.trail.borrow_mut();
+        let again = std::mem::replace(&mut trail.seen[unit], true);
+        if again && (skipped || !params.root) {
+            return Err(Error::Engine(format!(
+                "the model ran unit `{}` twice in one forward pass; declare it a root unit",
+                params.unit
+            )));
+        }
+        let event = (unit as u64) << 1 | u64::from(skipped);
+        trail.hash = (trail.hash ^ event).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29).wrapping_add(1);
+        Ok(params)
+    }
+}
+
+impl Context for Forward<'_> {
+    fn run(&self, unit: usize, inputs: &[Tensor], f: UnitFn) -> Result<Vec<Tensor>> {
+        let params = self.note(unit, false)?;
+        let start = Instant::now();
+        lock(self.shared).wait_published(unit)?;
+        self.waited.set(self.waited.get() + start.elapsed());
+        f(&Params::new(&params.names, &params.tensors), inputs).map_err(|error| {
+            let error = error.context(format!("unit `{}`", params.unit));
+            Error::Plugin(error)
+        })
+    }
+
+    fn skip(&self, unit: usize) -> Result<()> {
+        self.note(unit, true).map(drop)
+    }
+
+    fn training(&self) -> bool {
+        self.training
+    }
+
+    fn noise(&self) -> Noise {
+        self.noise
+    }
+
+    fn dtype(&self) -> Kind {
+        self.kind
+    }
+
+    fn device(&self) -> Device {
+        self.device
+    }
+}

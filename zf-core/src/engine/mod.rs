@@ -1,0 +1,316 @@
+//! The engine: a model's units in flat buffers, run, reduced, updated and published as the stages say.
+
+mod agree;
+mod buckets;
+mod context;
+mod core;
+mod flat;
+mod launch;
+mod options;
+mod state;
+mod step;
+mod update;
+
+pub use launch::{Rank, run_ranks};
+pub use options::{EngineOptions, Stages};
+pub use state::{Progress, StateSource};
+pub use step::StepReport;
+
+use std::sync::{Arc, Mutex};
+
+use tch::Tensor;
+
+use self::context::UnitParams;
+use self::core::{Core, Shared, lock};
+use self::flat::{FlatState, GradPlan};
+use self::update::{SlotHyper, check_groups, slot_hyper};
+use crate::config::{Accumulate, ReduceWhen};
+use crate::layout::{DType, Layout};
+use crate::loss_scale::LossScaler;
+use crate::mesh::Mesh;
+use crate::model::{Model, UnitSpec};
+use crate::stage::{CommBytes, Needs, Transport};
+use crate::weights::Weights;
+use crate::{Error, Result};
+
+/// One rank's engine.
+pub struct Engine {
+    shared: Shared,
+    model: Arc<dyn Model>,
+    specs: Vec<UnitSpec>,
+    stages: Stages,
+    options: EngineOptions,
+    units: Vec<UnitParams>,
+    hypers: Vec<Vec<SlotHyper>>,
+    scaler: Option<LossScaler>,
+    plan: GradPlan,
+    step: u64,
+    updates: u64,
+    skipped_in_a_row: u32,
+    stop_requested: bool,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("step", &self.step).field("updates", &self.updates).finish_non_exhaustive()
+    }
+}
+
+/// What survives a change of stages.
+pub(crate) struct Parts {
+    model: Arc<dyn Model>,
+    options: EngineOptions,
+}
+
+impl Engine {
+    /// Builds the engine of one rank and fills it with initial `weights`. All ranks must build theirs at the same time.
+    ///
+    /// # Errors
+    /// Stages that do not fit the model, the mesh or exact mode; missing weights.
+    pub fn new(
+        model: Arc<dyn Model>,
+        stages: Stages,
+        options: EngineOptions,
+        transport: Box<dyn Transport>,
+        weights: &dyn Weights,
+    ) -> Result<Self> {
+        let engine = Self::assemble(Parts { model, options }, stages, transport)?;
+        tch::no_grad(|| state::load_weights(&mut lock(&engine.shared).flats, &engine.specs, weights))?;
+        Ok(engine)
+    }
+
+    /// Builds an engine with all state zero.
+    pub(crate) fn assemble(parts: Parts, stages: Stages, transport: Box<dyn Transport>) -> Result<Self> {
+        let Parts { model, options } = parts;
+        check(&options, &stages)?;
+        let mut specs = model.units();
+        let base = stages.optimizer.base();
+        check_groups(base, specs.iter().flat_map(|unit| &unit.params).map(|spec| spec.name.as_str()))?;
+        for spec in specs.iter_mut().flat_map(|unit| &mut unit.params) {
+            let rule = base.groups.iter().find(|rule| rule.matches(&spec.name));
+            spec.trainable &= !rule.is_some_and(|rule| rule.frozen);
+        }
+        let (rank, world) = (transport.rank(), transport.world());
+        let layout = stages.partitioner.layout(&specs, options.dtype, &Mesh::data(world)?)?;
+        if !layout.flats.iter().any(|flat| flat.trainable && flat.used() > 0) {
+            return Err(Error::Config("nothing to train: every parameter is frozen".into()));
+        }
+        let plan = grad_plan(&options, &layout)?;
+        let states = stages.optimizer.state().len();
+        let flats = layout
+            .flats
+            .iter()
+            .map(|flat| FlatState::new(flat, rank, world, plan, states, options.device))
+            .collect::<Result<Vec<_>>>()?;
+        let hypers = layout
+            .flats
+            .iter()
+            .map(|flat| flat.slots.iter().map(|slot| slot_hyper(base, &slot.name, &slot.shape)).collect())
+            .collect();
+        let units = unit_params(&layout, &specs, &flats);
+        let scaler =
+            (options.dtype == DType::Float16).then(|| LossScaler::new(options.loss_scale.clone())).transpose()?;
+        let core = Core::new(layout, transport, flats, plan, stages.partitioner.bucket_bytes());
+        let shared = Arc::new(Mutex::new(core));
+        install_hooks(&shared)?;
+        Ok(Self {
+            shared,
+            model,
+            specs,
+            stages,
+            options,
+            units,
+            hypers,
+            scaler,
+            plan,
+            step: 0,
+            updates: 0,
+            skipped_in_a_row: 0,
+            stop_requested: false,
+        })
+    }
+
+    /// The layout, equal on all ranks.
+    pub fn layout(&self) -> Layout {
+        lock(&self.shared).layout.clone()
+    }
+
+    /// Steps taken, skipped ones included: the number of the next step.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Updates made.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// Has the next step report, on all ranks alike, that this rank was asked to stop.
+    pub fn request_stop(&mut self) {
+        self.stop_requested = true;
+    }
+
+    /// The options it runs with.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// The scale of the loss in the next backward; 1 but in float16.
+    pub fn loss_scale(&self) -> f64 {
+        self.scaler.as_ref().map_or(1.0, LossScaler::scale)
+    }
+
+    /// Bytes exchanged since the start.
+    pub fn comm_bytes(&self) -> CommBytes {
+        lock(&self.shared).transport.bytes()
+    }
+
+    /// The values of a parameter in the model's type, as this rank sees them. Waits for the last update.
+    ///
+    /// # Errors
+    /// An unknown name; the transport's errors.
+    pub fn parameter(&mut self, name: &str) -> Result<Tensor> {
+        let core = &mut *lock(&self.shared);
+        core.wait_all_published()?;
+        let found = core.flats.iter().find_map(|flat| {
+            let slot = flat.spec.slots.iter().position(|s| s.name == name || s.aliases.iter().any(|a| a == name))?;
+            Some(flat.leaves[slot].f_detach())
+        });
+        Ok(found.ok_or_else(|| Error::Engine(format!("the model has no parameter `{name}`")))??)
+    }
+
+    /// A small message to and from all ranks.
+    ///
+    /// # Errors
+    /// Those of the transport.
+    pub fn exchange(&mut self, label: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        lock(&self.shared).transport.exchange(label, bytes)
+    }
+
+    fn reduces_each_micro_batch(&self) -> bool {
+        matches!(self.plan, GradPlan::MicroBatch { .. })
+    }
+
+    /// Adds rank and step to an error and tells the other ranks, so that none waits for this one.
+    fn fail(&self, step: u64, error: Error) -> Error {
+        let core = lock(&self.shared);
+        let rank = core.transport.rank();
+        core.transport.abort(&error.to_string());
+        Error::At { rank, step, source: Box::new(error) }
+    }
+
+    /// Takes the engine apart; its hooks go with its parameters.
+    pub(crate) fn into_parts(self) -> (Parts, Box<dyn Transport>) {
+        let parts = Parts { model: self.model.clone(), options: self.options.clone() };
+        let transport = std::mem::replace(&mut lock(&self.shared).transport, Box::new(Disconnected));
+        (parts, transport)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // The hooks hold the shared state that holds the parameters that hold the hooks.
+        let leaves: Vec<Tensor> =
+            lock(&self.shared).flats.iter().flat_map(|flat| &flat.leaves).map(Tensor::shallow_clone).collect();
+        for leaf in leaves {
+            let _ = zf_sys::autograd::clear_grad_hook(&leaf);
+        }
+    }
+}
+
+/// Refuses options that contradict each other or the stages.
+fn check(options: &EngineOptions, stages: &Stages) -> Result<()> {
+    if stages.optimizer.needs() != Needs::Elements {
+        return Err(Error::Config("optimizers that need whole tensors are not in this version".into()));
+    }
+    if options.accumulation == 0 || options.micro_batch_tokens == 0 {
+        return Err(Error::Config("a step needs at least one micro-batch of at least one token".into()));
+    }
+    if options.exact && options.reduce_when == ReduceWhen::Boundary {
+        return Err(Error::Config(
+            "exact mode reduces each micro-batch by itself; `reduce.when = \"boundary\"` would add in another order"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+/// How gradients accumulate under these options. Each micro-batch is reduced by itself in exact mode, and then the
+/// owner's part suffices where only the owner updates.
+fn grad_plan(options: &EngineOptions, layout: &Layout) -> Result<GradPlan> {
+    let each = match options.reduce_when {
+        ReduceWhen::Auto => options.exact,
+        ReduceWhen::MicroBatch => true,
+        ReduceWhen::Boundary => false,
+    };
+    match (each, options.accumulate) {
+        (true, Accumulate::Float32) => {
+            let full = layout.flats.iter().any(|flat| flat.optim.group() != layout.mesh.world());
+            Ok(GradPlan::MicroBatch { full })
+        }
+        (false, Accumulate::Float32) => Ok(GradPlan::Boundary(tch::Kind::Float)),
+        (false, Accumulate::Model) => Ok(GradPlan::Boundary(options.dtype.kind())),
+        (true, Accumulate::Model) => Err(Error::Config(
+            "`reduce.accumulate = \"model\"` needs `reduce.when = \"boundary\"`: after each micro-batch owners \
+             accumulate in float32"
+                .into(),
+        )),
+    }
+}
+
+fn unit_params(layout: &Layout, specs: &[UnitSpec], flats: &[FlatState]) -> Vec<UnitParams> {
+    let mut units = Vec::new();
+    for (unit, spec) in layout.units.iter().zip(specs) {
+        let mut params = UnitParams { unit: unit.name.clone(), root: unit.root, ..UnitParams::default() };
+        let mut places: Vec<(usize, &Tensor)> = unit
+            .flats
+            .iter()
+            .flat_map(|&flat| flats[flat].spec.slots.iter().zip(&flats[flat].leaves))
+            .map(|(slot, leaf)| (slot.index, leaf))
+            .collect();
+        places.sort_by_key(|(index, _)| *index);
+        params.names = spec.params.iter().map(|param| param.name.clone()).collect();
+        params.tensors = places.into_iter().map(|(_, leaf)| leaf.shallow_clone()).collect();
+        units.push(params);
+    }
+    units
+}
+
+/// Has every trainable parameter report when its gradient is complete.
+fn install_hooks(shared: &Shared) -> Result<()> {
+    let core = lock(shared);
+    for (flat, state) in core.flats.iter().enumerate().filter(|(_, state)| state.spec.trainable) {
+        for (slot, leaf) in state.leaves.iter().enumerate() {
+            let weak = Arc::downgrade(shared);
+            let ready = move || match weak.upgrade() {
+                Some(shared) => lock(&shared).gradient_ready(flat, slot).map_err(|error| error.to_string()),
+                None => Err("a gradient arrived after its engine was dropped".into()),
+            };
+            zf_sys::autograd::on_grad_accumulated(leaf, Box::new(ready))?;
+        }
+    }
+    Ok(())
+}
+
+/// The transport of an engine that was taken apart.
+struct Disconnected;
+
+impl Transport for Disconnected {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn world(&self) -> usize {
+        1
+    }
+
+    fn issue(&mut self, _request: crate::stage::Request) -> Result<crate::stage::Ticket> {
+        Err(Error::comm("this engine was taken apart"))
+    }
+
+    fn bytes(&self) -> CommBytes {
+        CommBytes::default()
+    }
+
+    fn abort(&self, _reason: &str) {}
+}

@@ -1,0 +1,343 @@
+//! The state of an engine by logical element: import, export, hash, and the change of stages in mid-run.
+
+use std::collections::BTreeMap;
+
+use tch::{Device, Kind, Tensor};
+use zf_sys::storage::slice;
+
+use super::core::lock;
+use super::flat::{FlatState, narrow};
+use super::{Engine, Stages};
+use crate::checkpoint::{DTypeName, MASTER, PARAMETER, Piece, StateHasher};
+use crate::loss_scale::{LossScaleState, LossScaler};
+use crate::model::UnitSpec;
+use crate::weights::Weights;
+use crate::{Error, Result};
+
+/// Where a resumed engine reads its state, by logical element.
+pub trait StateSource {
+    /// Copies elements `range` of the tensor (`name`, `kind`) into `out`.
+    ///
+    /// # Errors
+    /// A missing tensor or damaged file, naming it.
+    fn read(&self, name: &str, kind: &str, range: std::ops::Range<usize>, out: &mut [f32]) -> Result<()>;
+
+    /// Whether the tensor exists.
+    fn has(&self, name: &str, kind: &str) -> bool;
+
+    /// Updates made to the parameter `name`.
+    fn count(&self, name: &str) -> u64;
+}
+
+/// Counters of an engine that a checkpoint keeps beside tensors.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Progress {
+    /// Steps taken, skipped ones included.
+    pub step: u64,
+    /// Updates made.
+    pub updates: u64,
+    /// Steps skipped in a row.
+    pub skipped_in_a_row: u32,
+    /// The loss scaler's state in float16.
+    pub loss_scale: Option<LossScaleState>,
+}
+
+/// Fills all buffers of `flats` from initial weights, one parameter at a time. Masters start from unrounded values.
+pub(crate) fn load_weights(flats: &mut [FlatState], units: &[UnitSpec], weights: &dyn Weights) -> Result<()> {
+    for flat in flats {
+        for (index, slot) in flat.spec.slots.iter().enumerate() {
+            let spec = &units[flat.spec.unit].params[slot.index];
+            let values = weights.load(spec)?;
+            if values.size() != spec.shape {
+                return Err(Error::Input(format!(
+                    "`{}` has shape {:?} where {:?} is expected",
+                    spec.name,
+                    values.size(),
+                    spec.shape
+                )));
+            }
+            let values = values.f_to_kind(Kind::Float)?.f_contiguous()?.f_view([-1])?;
+            set_parameter(flat, index, &values)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets a parameter and the owned part of its master from its float32 values `[numel]`.
+fn set_parameter(flat: &FlatState, slot: usize, values: &Tensor) -> Result<()> {
+    let spec = &flat.spec.slots[slot];
+    let (offset, numel) = (spec.offset, spec.numel);
+    narrow(&flat.params, offset..offset + numel)?.f_copy_(values)?;
+    if flat.has_master() {
+        for segment in flat.segments(&flat.owned).iter().filter(|segment| segment.slot == slot) {
+            let part = narrow(values, segment.range.start - offset..segment.range.end - offset)?;
+            flat.master(&segment.range)?.f_copy_(&part)?;
+        }
+    }
+    Ok(())
+}
+
+/// Fills all buffers of `flats` from saved state.
+pub(crate) fn load_state(flats: &mut [FlatState], kinds: &[&str], source: &dyn StateSource) -> Result<()> {
+    for flat in flats {
+        for index in 0..flat.spec.slots.len() {
+            let slot = &flat.spec.slots[index];
+            let (name, numel) = (slot.name.clone(), slot.numel);
+            let mut values = vec![0f32; numel];
+            source.read(&name, if flat.spec.trainable { MASTER } else { PARAMETER }, 0..numel, &mut values)?;
+            set_parameter(flat, index, &Tensor::f_from_slice(&values)?)?;
+            flat.counts[index] = source.count(&name);
+            let offset = flat.spec.slots[index].offset;
+            for segment in flat.segments(&flat.owned).iter().filter(|segment| segment.slot == index) {
+                for (state, kind) in flat.states.iter().zip(kinds).filter(|(_, kind)| source.has(&name, kind)) {
+                    let within = segment.range.start - offset..segment.range.end - offset;
+                    let part = &mut values[..within.len()];
+                    source.read(&name, kind, within, part)?;
+                    narrow(state, segment.local.clone())?.f_copy_(&Tensor::f_from_slice(part)?)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A tensor of an engine's state: index of flat and slot, name, and index of the optimizer state (`None`: the master or
+/// frozen parameter).
+struct Logical {
+    flat: usize,
+    slot: usize,
+    name: String,
+    kind: &'static str,
+    state: Option<usize>,
+}
+
+impl Engine {
+    /// The parts of the state that this rank saves: every element is saved by exactly one rank. Copies, so that the
+    /// next step may begin.
+    ///
+    /// # Errors
+    /// Those of libtorch.
+    pub fn export(&mut self) -> Result<Vec<Piece>> {
+        let kinds = self.stages.optimizer.state();
+        let core = &mut *lock(&self.shared);
+        core.wait_all_published()?;
+        let mut pieces = Vec::new();
+        for flat in &core.flats {
+            for logical in logical_of(flat, 0, kinds) {
+                let spec = &flat.spec.slots[logical.slot];
+                let frozen = !flat.spec.trainable;
+                let dtype = if frozen { DTypeName::from(flat.spec.dtype) } else { DTypeName::F32 };
+                for (range, tensor) in parts(flat, &logical)? {
+                    let tensor = tensor.f_to_device(Device::Cpu)?;
+                    let data = if frozen { raw_bytes(&tensor)? } else { bytes_of(slice::<f32>(&tensor)?) };
+                    pieces.push(Piece {
+                        name: logical.name.clone(),
+                        kind: logical.kind.into(),
+                        shape: spec.shape.clone(),
+                        dtype,
+                        range: range.start - spec.offset..range.end - spec.offset,
+                        data,
+                    });
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Updates made to each trainable parameter, by name.
+    pub fn counts(&self) -> BTreeMap<String, u64> {
+        let core = lock(&self.shared);
+        let trainable = core.flats.iter().filter(|flat| flat.spec.trainable);
+        trainable
+            .flat_map(|flat| flat.spec.slots.iter().zip(&flat.counts).map(|(slot, &count)| (slot.name.clone(), count)))
+            .collect()
+    }
+
+    /// Counters that a checkpoint keeps beside tensors.
+    pub fn progress(&self) -> Progress {
+        Progress {
+            step: self.step,
+            updates: self.updates,
+            skipped_in_a_row: self.skipped_in_a_row,
+            loss_scale: self.scaler.as_ref().map(LossScaler::state),
+        }
+    }
+
+    /// Puts saved state in the place of the present one.
+    ///
+    /// # Errors
+    /// Those of the source.
+    pub fn import(&mut self, source: &dyn StateSource, progress: Progress) -> Result<()> {
+        let kinds = self.stages.optimizer.state();
+        let core = &mut *lock(&self.shared);
+        core.wait_all_published()?;
+        tch::no_grad(|| load_state(&mut core.flats, kinds, source))?;
+        self.step = progress.step;
+        self.updates = progress.updates;
+        self.skipped_in_a_row = progress.skipped_in_a_row;
+        if let (Some(scaler), Some(state)) = (&mut self.scaler, progress.loss_scale) {
+            scaler.restore(state)?;
+        }
+        Ok(())
+    }
+
+    /// blake3 over masters, moments and counts in the order of names, independent of the layout; the same on all ranks,
+    /// all of which must call it. One logical tensor is gathered at a time.
+    ///
+    /// # Errors
+    /// Those of the transport.
+    pub fn state_hash(&mut self) -> Result<String> {
+        let counts = self.counts();
+        let mut hasher = StateHasher::new();
+        self.for_each_logical(&mut |name, kind, values| {
+            hasher.add(name, kind, &bytes_of(values));
+            Ok(())
+        })?;
+        counts.iter().for_each(|(name, count)| hasher.add_count(name, *count));
+        Ok(hasher.finish())
+    }
+
+    /// Calls `f` with every tensor of the state (name, kind, values) in the order of names and kinds, gathered over the
+    /// ranks, all of which must call this.
+    ///
+    /// # Errors
+    /// Those of the transport and of `f`.
+    pub fn for_each_logical(&mut self, f: &mut dyn FnMut(&str, &str, &[f32]) -> Result<()>) -> Result<()> {
+        let kinds = self.stages.optimizer.state();
+        let core = &mut *lock(&self.shared);
+        core.wait_all_published()?;
+        let mut all: Vec<Logical> =
+            core.flats.iter().enumerate().flat_map(|(index, flat)| logical_of(flat, index, kinds)).collect();
+        all.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
+        for logical in all {
+            let flat = &core.flats[logical.flat];
+            let spec = &flat.spec.slots[logical.slot];
+            let (offset, mut values) = (spec.offset, vec![0f32; spec.numel]);
+            let mut mine = Vec::new();
+            for (range, tensor) in parts(flat, &logical)? {
+                let tensor = tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
+                mine.extend(((range.start - offset) as u64).to_le_bytes());
+                mine.extend((range.len() as u64).to_le_bytes());
+                mine.extend(bytes_of(slice::<f32>(&tensor)?));
+            }
+            let label = format!("state of {}", logical.name);
+            for (rank, bytes) in core.transport.exchange(&label, mine)?.iter().enumerate() {
+                scatter(bytes, &mut values)
+                    .ok_or_else(|| Error::comm(format!("rank {rank} sent a garbled piece of {}", logical.name)))?;
+            }
+            f(&logical.name, logical.kind, &values)?;
+        }
+        Ok(())
+    }
+
+    /// The same training under other stages: the state moves by logical element into the new layout. All ranks must
+    /// call it. Optimizer states that the new rule does not share start at zero.
+    ///
+    /// # Errors
+    /// Those of the new stages and of the transport.
+    pub fn rebuild(mut self, stages: Stages) -> Result<Self> {
+        let mut memory = Memory { tensors: BTreeMap::new(), counts: self.counts() };
+        self.for_each_logical(&mut |name, kind, values| {
+            memory.tensors.insert((name.into(), kind.into()), values.to_vec());
+            Ok(())
+        })?;
+        let progress = self.progress();
+        let (parts, transport) = self.into_parts();
+        let mut engine = Self::assemble(parts, stages, transport)?;
+        engine.import(&memory, progress)?;
+        Ok(engine)
+    }
+}
+
+/// State in memory, between two layouts.
+struct Memory {
+    tensors: BTreeMap<(String, String), Vec<f32>>,
+    counts: BTreeMap<String, u64>,
+}
+
+impl StateSource for Memory {
+    fn read(&self, name: &str, kind: &str, range: std::ops::Range<usize>, out: &mut [f32]) -> Result<()> {
+        let key = (name.to_string(), kind.to_string());
+        let values = self.tensors.get(&key).and_then(|values| values.get(range));
+        let values = values.ok_or_else(|| Error::Engine(format!("no state `{kind}` of `{name}` to move")))?;
+        out.copy_from_slice(values);
+        Ok(())
+    }
+
+    fn has(&self, name: &str, kind: &str) -> bool {
+        self.tensors.contains_key(&(name.to_string(), kind.to_string()))
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        self.counts.get(name).copied().unwrap_or(0)
+    }
+}
+
+/// The tensors of a flat's state.
+fn logical_of(flat: &FlatState, index: usize, kinds: &'static [&'static str]) -> Vec<Logical> {
+    let mut all = Vec::new();
+    for (slot, spec) in flat.spec.slots.iter().enumerate() {
+        let logical = |kind, state| Logical { flat: index, slot, name: spec.name.clone(), kind, state };
+        if flat.spec.trainable {
+            all.push(logical(MASTER, None));
+            all.extend(kinds.iter().enumerate().map(|(state, kind)| logical(kind, Some(state))));
+        } else {
+            all.push(logical(PARAMETER, None));
+        }
+    }
+    all
+}
+
+/// The parts of a tensor that this rank saves, by element of the flat buffer.
+fn parts(flat: &FlatState, logical: &Logical) -> Result<Vec<(std::ops::Range<usize>, Tensor)>> {
+    let owned = flat.segments(&flat.owned);
+    let saved = flat.segments(&flat.reduced);
+    let mut parts = Vec::new();
+    for segment in saved.into_iter().filter(|segment| segment.slot == logical.slot) {
+        let tensor = match logical.state {
+            None if !flat.spec.trainable => narrow(&flat.params, segment.range.clone())?,
+            None => flat.master(&segment.range)?,
+            Some(state) => {
+                let home = owned.iter().find(|home| {
+                    home.slot == segment.slot
+                        && home.range.start <= segment.range.start
+                        && segment.range.end <= home.range.end
+                });
+                let home = home.ok_or_else(|| Error::Engine("a rank saves state that it does not own".into()))?;
+                let start = home.local.start + (segment.range.start - home.range.start);
+                narrow(&flat.states[state], start..start + segment.range.len())?
+            }
+        };
+        parts.push((segment.range, tensor));
+    }
+    Ok(parts)
+}
+
+/// Little-endian bytes of float32 values.
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Bytes of a contiguous CPU tensor of any type.
+fn raw_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+    let mut bytes = vec![0u8; tensor.numel() * tensor.kind().elt_size_in_bytes()];
+    tensor.f_copy_data_u8(&mut bytes, tensor.numel())?;
+    Ok(bytes)
+}
+
+/// Puts the pieces of another rank in place; `None` if they are garbled.
+fn scatter(mut bytes: &[u8], values: &mut [f32]) -> Option<()> {
+    while !bytes.is_empty() {
+        let (start, rest) = bytes.split_first_chunk::<8>()?;
+        let (len, rest) = rest.split_first_chunk::<8>()?;
+        let start = usize::try_from(u64::from_le_bytes(*start)).ok()?;
+        let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
+        let (data, rest) = rest.split_at_checked(len.checked_mul(4)?)?;
+        let target = values.get_mut(start..start.checked_add(len)?)?;
+        for (value, chunk) in target.iter_mut().zip(data.as_chunks::<4>().0) {
+            *value = f32::from_le_bytes(*chunk);
+        }
+        bytes = rest;
+    }
+    Some(())
+}

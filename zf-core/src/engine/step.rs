@@ -1,0 +1,217 @@
+//! One step, readable in one place.
+
+use std::time::{Duration, Instant};
+
+use zf_sys::heap::{Category, tag};
+
+use super::Engine;
+use super::agree::{Agreement, Message};
+use super::context::Forward;
+use super::core::lock;
+use super::update::update;
+use crate::config::Unused;
+use crate::model::{Batch, Noise};
+use crate::norm::clip_coefficient;
+use crate::record::Seconds;
+use crate::{Error, Result};
+
+/// After this many skipped steps in a row the run ends.
+const SKIPPED_IN_A_ROW: u32 = 20;
+
+/// What a step did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepReport {
+    /// Number of the step, from 0, skipped ones included.
+    pub step: u64,
+    /// Mean loss over the step's target tokens, before the update.
+    pub loss: f64,
+    /// Base learning rate times the schedule's factor.
+    pub lr: f64,
+    /// Global L2 norm of the gradient, unscaled, before clipping.
+    pub grad_norm: f64,
+    /// Target tokens of all ranks.
+    pub tokens: u64,
+    /// Whether the update was skipped because of non-finite gradients.
+    pub skipped: bool,
+    /// The loss scale used in this step's backward.
+    pub loss_scale: f64,
+    /// Whether any rank asked to stop after this step; see [`Engine::request_stop`].
+    pub stop: bool,
+    /// Where the time went.
+    pub seconds: Seconds,
+}
+
+impl Engine {
+    /// Runs one step: forward and backward of every micro-batch, which `batches` yields by turn, then the update.
+    ///
+    /// # Errors
+    /// Those of the model, the stages and the transport, with rank and step; the other ranks are told.
+    pub fn step(&mut self, batches: &mut dyn FnMut(usize) -> Result<Batch>) -> Result<StepReport> {
+        let step = self.step;
+        self.try_step(batches).map_err(|error| self.fail(step, error))
+    }
+
+    fn try_step(&mut self, batches: &mut dyn FnMut(usize) -> Result<Batch>) -> Result<StepReport> {
+        let started = Instant::now();
+        let mut seconds = Seconds::default();
+        let scale = self.loss_scale();
+        let (mut losses, mut tokens, mut trail) = (Vec::new(), 0, 0u64);
+
+        lock(&self.shared).begin_step()?;
+        for turn in 0..self.options.accumulation {
+            let batch = batches(turn)?;
+            let last = turn + 1 == self.options.accumulation;
+            let (loss, units) = self.micro_batch(&batch, scale, last, &mut seconds)?;
+            losses.push(loss);
+            tokens += batch.target_tokens;
+            trail = trail.rotate_left(7) ^ units;
+        }
+        let mut clock = Instant::now();
+        lock(&self.shared).finish_reductions()?;
+        seconds.stall += lap(&mut clock);
+
+        let agreed = self.agree(losses, tokens, trail, &mut seconds)?;
+        let factor = self.options.micro_batch_tokens as f64 / (agreed.tokens.max(1) as f64 * scale);
+        let grad_norm = agreed.squares.sqrt() * factor;
+        let skipped = agreed.nonfinite > 0 || !grad_norm.is_finite() || agreed.tokens == 0;
+        let lr = self.stages.schedule.factor(self.updates, self.options.total_steps);
+
+        clock = Instant::now();
+        if !skipped {
+            lock(&self.shared).gather_gradients()?;
+            seconds.stall += lap(&mut clock);
+            self.update(&agreed, lr, factor * clip_coefficient(grad_norm, self.options.clip))?;
+        }
+        self.conclude(skipped, &agreed)?;
+        seconds.update += lap(&mut clock);
+
+        seconds.step = started.elapsed().as_secs_f64();
+        let report = StepReport {
+            step: self.step,
+            loss: agreed.loss / agreed.tokens.max(1) as f64,
+            lr: self.stages.optimizer.base().lr * lr,
+            grad_norm,
+            tokens: agreed.tokens,
+            skipped,
+            loss_scale: scale,
+            stop: agreed.stop,
+            seconds,
+        };
+        self.step += 1;
+        Ok(report)
+    }
+
+    /// Forward and backward of one micro-batch. Gradients are reduced as they complete.
+    fn micro_batch(&mut self, batch: &Batch, scale: f64, last: bool, seconds: &mut Seconds) -> Result<(f64, u64)> {
+        let _tag = tag(Category::Activations);
+        let mut clock = Instant::now();
+        if last || self.reduces_each_micro_batch() {
+            lock(&self.shared).finish_reductions()?;
+            seconds.stall += lap(&mut clock);
+        }
+        let noise = Noise { seed: self.options.seed, step: self.step };
+        let kind = self.options.dtype.kind();
+        let forward = Forward::new(&self.shared, &self.units, noise, kind, self.options.device, true);
+        let loss = self.model.loss(&forward, batch)?.sum;
+        let (trail, waited) = forward.finish();
+        seconds.stall += waited.as_secs_f64();
+        seconds.forward += lap(&mut clock) - waited.as_secs_f64();
+
+        let value = loss.f_double_value(&[])?;
+        let root = loss.f_mul_scalar(scale / self.options.micro_batch_tokens as f64)?;
+        drop(loss);
+        lock(&self.shared).begin_micro_batch(last);
+        zf_sys::autograd::backward(&[root], &[None], false)?;
+        lock(&self.shared).end_micro_batch()?;
+        seconds.backward += lap(&mut clock);
+        Ok((value, trail))
+    }
+
+    /// The one message of the step.
+    fn agree(&mut self, losses: Vec<f64>, tokens: u64, trail: u64, seconds: &mut Seconds) -> Result<Agreement> {
+        let mut clock = Instant::now();
+        let mut message = Message::of(&lock(&self.shared), losses, tokens, trail, self.options.exact)?;
+        message.stop = self.stop_requested;
+        seconds.update += lap(&mut clock);
+        let answers = lock(&self.shared).transport.exchange("step agreement", message.to_bytes())?;
+        seconds.stall += lap(&mut clock);
+        Agreement::combine(&answers, self.options.exact)
+    }
+
+    /// Updates what this rank owns, flat by flat in the order of the next forward pass, and publishes each at once.
+    fn update(&mut self, agreed: &Agreement, lr: f64, coefficient: f64) -> Result<()> {
+        let core = &mut *lock(&self.shared);
+        let mut present = agreed.present.as_slice();
+        for index in 0..core.flats.len() {
+            if !core.flats[index].spec.trainable {
+                continue;
+            }
+            let (mine, rest) = present.split_at(core.flats[index].spec.slots.len());
+            present = rest;
+            let all = vec![true; mine.len()];
+            let mine = if self.options.unused == Unused::Zeros { &all } else { mine };
+            let optimizer = &*self.stages.optimizer;
+            update(&mut core.flats[index], optimizer, &self.hypers[index], mine, lr, coefficient as f32)?;
+            core.publish(index)?;
+        }
+        Ok(())
+    }
+
+    /// Books the outcome: counts, and last of all the loss scale.
+    fn conclude(&mut self, skipped: bool, agreed: &Agreement) -> Result<()> {
+        if skipped {
+            self.skipped_in_a_row += 1;
+        } else {
+            self.skipped_in_a_row = 0;
+            self.updates += 1;
+        }
+        if self.skipped_in_a_row >= SKIPPED_IN_A_ROW {
+            return Err(Error::Engine(format!(
+                "{SKIPPED_IN_A_ROW} steps in a row were skipped, the last with {} non-finite gradient elements, loss sum \
+                 {} over {} target tokens and loss scale {}; lower the learning rate, or look for bad data",
+                agreed.nonfinite,
+                agreed.loss,
+                agreed.tokens,
+                self.loss_scale()
+            )));
+        }
+        if let Some(scaler) = &mut self.scaler {
+            scaler.update(skipped);
+        }
+        Ok(())
+    }
+
+    /// Sum of losses and number of target tokens over the batches of all ranks, without gradients. Rank r yields the
+    /// batches r, r + N, ... of the whole, so that the sum does not depend on the number of ranks.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn evaluate(&mut self, batches: &mut dyn FnMut(usize) -> Result<Option<Batch>>) -> Result<(f64, u64)> {
+        let step = self.step;
+        self.try_evaluate(batches).map_err(|error| self.fail(step, error))
+    }
+
+    fn try_evaluate(&mut self, batches: &mut dyn FnMut(usize) -> Result<Option<Batch>>) -> Result<(f64, u64)> {
+        let _tag = tag(Category::Activations);
+        let _no_grad = tch::no_grad_guard();
+        let mut message = Message::default();
+        for turn in 0.. {
+            let Some(batch) = batches(turn)? else { break };
+            let noise = Noise { seed: self.options.seed, step: self.step };
+            let kind = self.options.dtype.kind();
+            let forward = Forward::new(&self.shared, &self.units, noise, kind, self.options.device, false);
+            message.losses.push(self.model.loss(&forward, &batch)?.sum.f_double_value(&[])?);
+            message.tokens += batch.target_tokens;
+        }
+        let answers = lock(&self.shared).transport.exchange("validation", message.to_bytes())?;
+        let agreed = Agreement::combine(&answers, true)?;
+        Ok((agreed.loss, agreed.tokens))
+    }
+}
+
+/// Seconds since `clock`, which starts anew.
+fn lap(clock: &mut Instant) -> f64 {
+    let elapsed: Duration = clock.elapsed();
+    *clock += elapsed;
+    elapsed.as_secs_f64()
+}

@@ -1,0 +1,201 @@
+//! What a run writes down: metrics, events, the summary.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use zf_sys::heap::{Category, Heap, HeapStats};
+
+use super::rank::Loop;
+use crate::checkpoint::Best;
+use crate::engine::StepReport;
+use crate::files::write_atomic;
+use crate::layout::Layout;
+use crate::record::{
+    EventWriter, LinkBytes, METRICS, Memory, MetricsWriter, RankSummary, SUMMARY, StepRecord, Summary, read_metrics,
+};
+use crate::stage::CommBytes;
+use crate::{Error, Result};
+
+/// Measures one rank; on rank 0 it also writes the run folder's files.
+pub(crate) struct Meter {
+    heap: Heap,
+    started: Instant,
+    before: CommBytes,
+    highest: Memory,
+    files: Option<Files>,
+    parameters: u64,
+}
+
+struct Files {
+    metrics: MetricsWriter,
+    events: Option<EventWriter>,
+}
+
+impl Meter {
+    pub(crate) fn new(run: &Loop<'_>, heap: Heap) -> Result<Self> {
+        let files = (run.rank == 0).then(|| Files::open(run)).transpose()?;
+        let parameters = run.engine.layout().parameters() as u64;
+        let before = run.engine.comm_bytes();
+        Ok(Self { heap, started: Instant::now(), before, highest: Memory::default(), files, parameters })
+    }
+
+    /// What a person should know at the start.
+    pub(crate) fn notes(&self, run: &Loop<'_>) -> Vec<String> {
+        let training = run.training;
+        let layout = run.engine.layout();
+        let mut notes = vec![format!(
+            "{} parameters in {} units, {:?} on {} rank{}, masters and moments in float32",
+            self.parameters,
+            layout.units.len(),
+            training.run.dtype,
+            run.world,
+            if run.world == 1 { "" } else { "s" },
+        )];
+        notes.extend(training.data.dataset.notes());
+        notes
+    }
+
+    /// Books a step; the record where one is due.
+    pub(crate) fn step(
+        &mut self,
+        run: &Loop<'_>,
+        report: &StepReport,
+        validation_loss: Option<f64>,
+    ) -> Result<Option<StepRecord>> {
+        let every = run.training.log.every.max(1);
+        let last = report.step + 1 == run.plan.steps || report.stop;
+        if !report.step.is_multiple_of(every) && !last && validation_loss.is_none() {
+            return Ok(None);
+        }
+        let bytes = run.engine.comm_bytes();
+        let memory = memory(&self.heap.stats());
+        self.heap.reset_peak();
+        if memory.device_peak > self.highest.device_peak {
+            self.highest = memory;
+        }
+        let tokens_per_second = report.tokens as f64 / report.seconds.step.max(1e-9);
+        let length = run.training.data.dataset.sequence_length();
+        let record = StepRecord {
+            step: report.step,
+            loss: report.loss,
+            lr: report.lr,
+            grad_norm: report.grad_norm,
+            tokens: report.tokens,
+            tokens_per_second,
+            tflops: tokens_per_second * run.training.model.model.flops_per_token(length) / run.world as f64 / 1e12,
+            skipped: report.skipped,
+            validation_loss,
+            staleness: 0,
+            turnover: None,
+            seconds: report.seconds,
+            comm_bytes: difference(&bytes, &self.before),
+            link_bytes: LinkBytes::default(),
+            memory,
+        };
+        self.before = bytes;
+        if let Some(files) = &mut self.files {
+            files.metrics.write(&record)?;
+            files.events.as_mut().map(|events| events.write(&record)).transpose()?;
+        }
+        Ok(Some(record))
+    }
+
+    /// The summary, the same on all ranks, all of which must call this.
+    pub(crate) fn finish(&mut self, run: &mut Loop<'_>, best: Option<Best>) -> Result<Summary> {
+        let mine = RankSummary {
+            rank: run.rank,
+            memory: self.highest,
+            comm_bytes: run.engine.comm_bytes(),
+            link_bytes: LinkBytes::default(),
+        };
+        let state_hash = run.engine.state_hash()?;
+        let sent = serde_json::to_vec(&mine).map_err(|error| Error::Engine(error.to_string()))?;
+        let per_rank = run.engine.exchange("summary", sent)?;
+        let per_rank = per_rank
+            .iter()
+            .map(|bytes| serde_json::from_slice(bytes).map_err(|error| Error::comm(format!("summary: {error}"))))
+            .collect::<Result<Vec<_>>>()?;
+        let folder = &run.training.folder;
+        let records = if self.files.is_some() { read_metrics(&folder.join(METRICS))? } else { Vec::new() };
+        let mut summary = Summary {
+            complete: run.engine.steps() >= run.plan.steps,
+            state_hash,
+            command: run.training.command.clone(),
+            versions: versions(),
+            ranks: run.world,
+            parameters: self.parameters,
+            best,
+            per_rank,
+            ..Summary::from_records(&records)
+        };
+        summary.totals.wall_seconds = self.started.elapsed().as_secs_f64();
+        if let Some(files) = &self.files {
+            files.metrics.sync()?;
+            summary.write(&folder.join(SUMMARY))?;
+        }
+        Ok(summary)
+    }
+}
+
+impl Files {
+    fn open(run: &Loop<'_>) -> Result<Self> {
+        let training = run.training;
+        let folder = &training.folder;
+        std::fs::create_dir_all(folder).map_err(|error| Error::io(folder, error))?;
+        write_atomic(&folder.join("run.toml"), training.resolved.as_bytes())?;
+        let path = folder.join(METRICS);
+        let from = training.resume.as_ref().map(|_| run.engine.steps());
+        let metrics = match from {
+            Some(step) => MetricsWriter::resume(&path, step)?,
+            None => MetricsWriter::create(&path)?,
+        };
+        let events = training.log.tensorboard.then(|| EventWriter::create(&folder.join("tensorboard"), from));
+        Ok(Self { metrics, events: events.transpose()? })
+    }
+}
+
+/// Names, shapes and types: what a checkpoint of the same model agrees on.
+pub(crate) fn model_identity(layout: &Layout) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut slots: Vec<_> = layout.slots().map(|(_, slot)| (&slot.name, &slot.shape)).collect();
+    slots.sort();
+    for (name, shape) in slots {
+        hasher.update(format!("{name}{shape:?}\n").as_bytes());
+    }
+    hasher.finalize().to_hex()[..16].to_string()
+}
+
+/// Versions of the program and of libtorch.
+pub(crate) fn versions() -> BTreeMap<String, String> {
+    BTreeMap::from([
+        ("zenflow-rs".to_string(), env!("CARGO_PKG_VERSION").to_string()),
+        ("libtorch".to_string(), zf_sys::device::libtorch_version()),
+    ])
+}
+
+fn memory(stats: &HeapStats) -> Memory {
+    let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
+    let at = |category| bytes(stats.at_peak[category]);
+    Memory {
+        device_peak: bytes(stats.peak),
+        device_live: bytes(stats.live.total()),
+        host_live: 0,
+        file_live: 0,
+        parameters: at(Category::Parameters),
+        gradients: at(Category::Gradients),
+        optimizer: at(Category::Optimizer),
+        activations: at(Category::Activations),
+        buffers: at(Category::Buffers) + at(Category::Other),
+    }
+}
+
+fn difference(now: &CommBytes, before: &CommBytes) -> CommBytes {
+    CommBytes {
+        all_reduce: now.all_reduce - before.all_reduce,
+        reduce_scatter: now.reduce_scatter - before.reduce_scatter,
+        all_gather: now.all_gather - before.all_gather,
+        all_to_all: now.all_to_all - before.all_to_all,
+        broadcast: now.broadcast - before.broadcast,
+        control: now.control - before.control,
+    }
+}

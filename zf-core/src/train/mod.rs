@@ -1,0 +1,180 @@
+//! A whole training run: engines on all ranks, data, validation, metrics, checkpoints, resumption.
+
+mod measure;
+mod observer;
+mod rank;
+mod resume;
+mod save;
+
+pub use observer::{Observer, Silent};
+pub use resume::Resume;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::checkpoint::new_attempt;
+use crate::config::{DeviceKind, DeviceSection, LogSection, ReduceSection, RunSection};
+use crate::data::{BatchPlan, Split};
+use crate::engine::{EngineOptions, Stages, run_ranks};
+use crate::record::Summary;
+use crate::registry::{DataBundle, ModelBundle};
+use crate::stage::Fabric;
+use crate::{Error, Result};
+
+/// A request to stop after the present step, with a checkpoint; for signal handlers.
+#[derive(Debug, Clone, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Asks for it.
+    pub fn request(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it was asked for.
+    pub fn requested(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// The flag itself, for `signal_hook::flag::register`.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+}
+
+/// Everything a run is made of. The same types serve a run file and a program of one's own.
+pub struct Training {
+    /// How long, in which batches and precision.
+    pub run: RunSection,
+    /// Where ranks compute.
+    pub device: DeviceSection,
+    /// When and how gradients are summed.
+    pub reduce: ReduceSection,
+    /// What is written beside the metrics.
+    pub log: LogSection,
+    /// The stages of the engine.
+    pub stages: Stages,
+    /// What connects the ranks.
+    pub fabric: Arc<dyn Fabric>,
+    /// The model and its initial values.
+    pub model: ModelBundle,
+    /// The data and its order.
+    pub data: DataBundle,
+    /// The run folder, made if it does not exist.
+    pub folder: PathBuf,
+    /// The resolved run file, kept in the run folder and in checkpoints.
+    pub resolved: String,
+    /// The command line, for the summary.
+    pub command: Vec<String>,
+    /// The checkpoint to go on from.
+    pub resume: Option<Resume>,
+    /// Asked between steps.
+    pub stop: Stop,
+}
+
+impl std::fmt::Debug for Training {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Training").field("run", &self.run).field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+impl Training {
+    /// Runs to the end, or to a requested stop, and returns the summary that also stands in the run folder.
+    ///
+    /// # Errors
+    /// [`Error::Config`] and [`Error::Input`] before the first step; [`Error::Interrupted`] after a requested stop;
+    /// else what failed, with rank and step.
+    pub fn run(&self, observer: &mut dyn Observer) -> Result<Summary> {
+        let plan = self.plan()?;
+        let attempt = new_attempt();
+        let observer = Mutex::new(observer);
+        let body = |rank| rank::run(self, &plan, &attempt, &observer, rank);
+        let outcomes = run_ranks(&self.fabric, self.device.threads, body)?;
+        let outcome = outcomes.into_iter().next().ok_or_else(|| Error::Config("this process runs no rank".into()))?;
+        if outcome.interrupted { Err(Error::Interrupted) } else { Ok(outcome.summary) }
+    }
+
+    /// What can be known before ranks start.
+    fn plan(&self) -> Result<RunPlan> {
+        let RunSection { global_batch, micro_batch, exact, .. } = self.run;
+        let batches = BatchPlan::new(global_batch, micro_batch, self.fabric.world(), exact)?;
+        let dataset = &*self.data.dataset;
+        let length = dataset.sequence_length();
+        if dataset.is_empty(Split::Train) {
+            return Err(Error::Input("the data has no training sequence".into()));
+        }
+        if let Some(limit) = self.model.model.max_length().filter(|&limit| limit < length) {
+            return Err(Error::Config(format!(
+                "`data.sequence_length` = {length} is longer than the {limit} positions of the model"
+            )));
+        }
+        if self.device.threads == 0 || (exact && self.device.threads != 1) {
+            return Err(Error::Config(format!(
+                "`device.threads` = {}: {}",
+                self.device.threads,
+                if exact { "exact mode computes with one operator thread a rank" } else { "at least 1" }
+            )));
+        }
+        let tokens = (global_batch * length) as u64;
+        let steps = self.steps(tokens)?;
+        let mut options = EngineOptions::new(self.run.dtype, (micro_batch * length) as u64, steps);
+        options.device = self.device()?;
+        options.seed = self.run.seed;
+        options.exact = exact;
+        options.clip = self.run.clip;
+        options.loss_scale = self.run.loss_scale.clone();
+        options.reduce_when = self.reduce.when;
+        options.accumulate = self.reduce.accumulate;
+        options.unused = self.run.unused;
+        options.accumulation = usize::try_from(batches.accumulation()).unwrap_or(usize::MAX);
+        let validation = dataset.len(Split::Validation);
+        let validation = self.run.validate.sequences.map_or(validation, |limit| validation.min(limit));
+        let every = self.run.validate.every.unwrap_or_else(|| steps.div_ceil(10));
+        Ok(RunPlan { batches, steps, options, validation, validate_every: every })
+    }
+
+    /// Steps of the whole run.
+    fn steps(&self, tokens: u64) -> Result<u64> {
+        let sequences = self.data.dataset.len(Split::Train) as f64;
+        match (self.run.steps, self.run.epochs, self.run.tokens) {
+            (Some(steps), None, None) => Ok(steps),
+            (None, Some(epochs), None) if epochs >= 0.0 => {
+                Ok((epochs * sequences / self.run.global_batch as f64).ceil() as u64)
+            }
+            (None, None, Some(wanted)) => Ok(wanted.div_ceil(tokens.max(1))),
+            _ => Err(Error::Config(
+                "say how long the run is with exactly one of `run.steps`, `run.epochs` and `run.tokens`".into(),
+            )),
+        }
+    }
+
+    fn device(&self) -> Result<tch::Device> {
+        match self.device.kind {
+            DeviceKind::Cpu => Ok(tch::Device::Cpu),
+            DeviceKind::Auto if !tch::Cuda::is_available() => Ok(tch::Device::Cpu),
+            DeviceKind::Auto | DeviceKind::Cuda if tch::Cuda::is_available() && self.fabric.world() == 1 => {
+                Ok(tch::Device::Cuda(0))
+            }
+            DeviceKind::Auto => Ok(tch::Device::Cpu),
+            DeviceKind::Cuda => Err(Error::Config(
+                "`device.kind = \"cuda\"` needs a CUDA libtorch and, in this version, `transport.ranks = 1`: the `threads` \
+                 transport moves host memory"
+                    .into(),
+            )),
+            DeviceKind::Emulated => Err(Error::Config("`device.kind = \"emulated\"` is not in this version".into())),
+        }
+    }
+}
+
+/// What all ranks know before they start.
+#[derive(Debug)]
+pub(crate) struct RunPlan {
+    pub(crate) batches: BatchPlan,
+    pub(crate) steps: u64,
+    pub(crate) options: EngineOptions,
+    /// Validation sequences used.
+    pub(crate) validation: u64,
+    /// Steps between validations; 0: only at the end.
+    pub(crate) validate_every: u64,
+}

@@ -1,0 +1,131 @@
+//! The loop of one rank.
+
+use std::sync::Mutex;
+
+use super::measure::Meter;
+use super::observer::Observer;
+use super::save::Saver;
+use super::{RunPlan, Training};
+use crate::checkpoint::Best;
+use crate::data::{Order, OrderKind, Split, Turn, assemble};
+use crate::engine::{Engine, Rank};
+use crate::record::Summary;
+use crate::{Error, Result};
+
+/// What a rank's thread holds while it trains.
+pub(crate) struct Loop<'a> {
+    pub(crate) training: &'a Training,
+    pub(crate) plan: &'a RunPlan,
+    pub(crate) engine: Engine,
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
+    pub(crate) model_identity: String,
+    order: Order,
+}
+
+/// How a rank ended.
+pub(crate) struct Outcome {
+    pub(crate) summary: Summary,
+    pub(crate) interrupted: bool,
+}
+
+/// Trains on one rank. `observer` is told by rank 0 alone.
+pub(crate) fn run(
+    training: &Training,
+    plan: &RunPlan,
+    attempt: &str,
+    observer: &Mutex<&mut dyn Observer>,
+    rank: Rank,
+) -> Result<Outcome> {
+    let Rank { rank, world, transport, heap } = rank;
+    let model = training.model.model.clone();
+    let weights = &*training.model.weights;
+    let mut engine = Engine::new(model, training.stages.clone(), plan.options.clone(), transport, weights)?;
+    let model_identity = super::measure::model_identity(&engine.layout());
+    let mut best = None;
+    if let Some(resume) = &training.resume {
+        resume.check(training, &model_identity)?;
+        engine.import(resume, resume.progress()?)?;
+        best = resume.meta().best;
+        if rank == 0 {
+            crate::checkpoint::set_aside_after(&training.folder.join("checkpoints"), engine.steps())?;
+        }
+    }
+    let order = Order::new(training.data.dataset.len(Split::Train), training.run.seed, training.data.order);
+    let mut run = Loop { training, plan, engine, rank, world, model_identity, order };
+    let mut saver = Saver::new(training, rank, attempt)?;
+    let mut meter = Meter::new(&run, heap)?;
+    let tell = |f: &mut dyn FnMut(&mut dyn Observer)| {
+        if rank == 0 {
+            f(&mut **observer.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        }
+    };
+    let notes = meter.notes(&run);
+    tell(&mut |o| o.start(run.engine.steps(), plan.steps, &notes));
+
+    let mut interrupted = false;
+    while run.engine.steps() < plan.steps && !interrupted {
+        if training.stop.requested() {
+            run.engine.request_stop();
+        }
+        let report = run.step()?;
+        interrupted = report.stop;
+        let done = run.engine.steps();
+        let validation = if interrupted { None } else { run.validate()? };
+        let improved = validation.is_some_and(|loss| loss.is_finite() && best.is_none_or(|b: Best| loss < b.validation_loss));
+        if let Some(loss) = validation.filter(|_| improved) {
+            best = Some(Best { step: done, validation_loss: loss });
+        }
+        if let Some(record) = meter.step(&run, &report, validation)? {
+            tell(&mut |o| o.step(&record));
+        }
+        let policy = &training.run.checkpoint;
+        let due = policy.every > 0 && done.is_multiple_of(policy.every);
+        if due || interrupted || done == plan.steps || (policy.best && improved) {
+            saver.save(&mut run, if policy.best { best } else { None })?;
+            tell(&mut |o| o.checkpoint(done));
+        }
+    }
+    if saver.last().is_none() && training.resume.is_none() {
+        saver.save(&mut run, None)?;
+    }
+    saver.finish()?;
+    let summary = meter.finish(&mut run, best)?;
+    tell(&mut |o| o.end(&summary));
+    Ok(Outcome { summary, interrupted })
+}
+
+impl Loop<'_> {
+    fn step(&mut self) -> Result<crate::engine::StepReport> {
+        let turns = self.plan.batches.turns(self.engine.steps(), self.rank);
+        let (dataset, order, device) = (&*self.training.data.dataset, &self.order, self.plan.options.device);
+        self.engine.step(&mut |turn| assemble(dataset, order, Split::Train, &turns[turn], device))
+    }
+
+    /// The mean validation loss, where it is due and there is validation data.
+    fn validate(&mut self) -> Result<Option<f64>> {
+        let (done, every) = (self.engine.steps(), self.plan.validate_every);
+        let due = done == self.plan.steps || (every > 0 && done.is_multiple_of(every));
+        if !due || self.plan.validation == 0 {
+            return Ok(None);
+        }
+        let (dataset, device) = (&*self.training.data.dataset, self.plan.options.device);
+        let order = Order::new(dataset.len(Split::Validation), 0, OrderKind::Sequential);
+        let (micro, total) = (self.plan.batches.micro_batch(), self.plan.validation);
+        let (rank, world) = (self.rank as u64, self.world as u64);
+        let (loss, tokens) = self.engine.evaluate(&mut |turn| {
+            let index = turn as u64 * world + rank;
+            let first = index * micro;
+            if first >= total {
+                return Ok(None);
+            }
+            let sequences = (first..total.min(first + micro)).collect();
+            let turn = Turn { index, first_position: first, sequences };
+            assemble(dataset, &order, Split::Validation, &turn, device).map(Some)
+        })?;
+        if tokens == 0 {
+            return Err(Error::Input("the validation data has no target token".into()));
+        }
+        Ok(Some(loss / tokens as f64))
+    }
+}

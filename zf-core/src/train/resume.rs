@@ -1,0 +1,80 @@
+//! Going on from a checkpoint.
+
+use std::ops::Range;
+
+use super::Training;
+use crate::checkpoint::{Checkpoint, Meta};
+use crate::engine::{Progress, StateSource};
+use crate::{Error, Result};
+
+/// A checkpoint to go on from.
+#[derive(Debug)]
+pub struct Resume {
+    checkpoint: Checkpoint,
+}
+
+impl Resume {
+    /// Takes an opened checkpoint whose files were verified.
+    ///
+    /// # Errors
+    /// Damaged files.
+    pub fn new(checkpoint: Checkpoint) -> Result<Self> {
+        checkpoint.verify()?;
+        Ok(Self { checkpoint })
+    }
+
+    /// What the checkpoint keeps beside tensors.
+    pub fn meta(&self) -> &Meta {
+        self.checkpoint.meta()
+    }
+
+    /// Where the engine stood.
+    pub(crate) fn progress(&self) -> Result<Progress> {
+        let extra = &self.meta().extra["progress"];
+        serde_json::from_value(extra.clone()).map_err(|error| {
+            Error::Input(format!("{}: the progress it stores cannot be read: {error}", self.checkpoint.path().display()))
+        })
+    }
+
+    /// Checks that model, data and seed are those of the checkpoint and returns what else changed.
+    pub(crate) fn check(&self, training: &Training, model_identity: &str) -> Result<()> {
+        let meta = self.meta();
+        let path = self.checkpoint.path().display();
+        let refuse = |what: &str, saved: &str, now: &str| {
+            Err(Error::Config(format!(
+                "cannot resume from {path}: {what} differs: the checkpoint has {saved}, this run has {now}"
+            )))
+        };
+        if meta.model_identity != model_identity {
+            return refuse("the model", &meta.model_identity, model_identity);
+        }
+        let data = training.data.dataset.identity();
+        if meta.data_identity != data {
+            return refuse("the data", &meta.data_identity, &data);
+        }
+        if meta.seed != training.run.seed {
+            return refuse("`run.seed`", &meta.seed.to_string(), &training.run.seed.to_string());
+        }
+        let batch = (training.run.global_batch, training.run.micro_batch);
+        let saved = &meta.extra["batch"];
+        if saved["global"] != batch.0 || saved["micro"] != batch.1 {
+            let now = format!("{} in micro-batches of {}", batch.0, batch.1);
+            return refuse("the batch", &format!("{} in micro-batches of {}", saved["global"], saved["micro"]), &now);
+        }
+        Ok(())
+    }
+}
+
+impl StateSource for Resume {
+    fn read(&self, name: &str, kind: &str, range: Range<usize>, out: &mut [f32]) -> Result<()> {
+        self.checkpoint.read_f32(name, kind, range, out)
+    }
+
+    fn has(&self, name: &str, kind: &str) -> bool {
+        self.checkpoint.tensor(name, kind).is_some()
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        self.meta().counts.get(name).copied().unwrap_or(0)
+    }
+}
