@@ -52,9 +52,7 @@ impl LossScaleConfig {
     /// The first setting out of range, with the range.
     pub fn validate(&self) -> Result<()> {
         let refuse = |key: &str, rule: &str, found: f64| {
-            Err(Error::Config(format!(
-                "loss_scale.{key} must be {rule}, found {found}"
-            )))
+            Err(Error::Config(format!("loss_scale.{key} must be {rule}, found {found}")))
         };
         if let Some(fixed) = self.fixed
             && !(fixed > 0.0 && fixed <= LIMIT)
@@ -65,19 +63,12 @@ impl LossScaleConfig {
             return refuse("minimum", "above 0 and at most 2^100", self.minimum);
         }
         if !(self.maximum >= self.minimum && self.maximum <= LIMIT) {
-            return refuse(
-                "maximum",
-                "at least loss_scale.minimum and at most 2^100",
-                self.maximum,
-            );
+            return refuse("maximum", "at least loss_scale.minimum and at most 2^100", self.maximum);
         }
         if !(self.initial >= self.minimum && self.initial <= self.maximum) {
             return refuse(
                 "initial",
-                &format!(
-                    "from {} to {} (minimum and maximum)",
-                    self.minimum, self.maximum
-                ),
+                &format!("from {} to {} (minimum and maximum)", self.minimum, self.maximum),
                 self.initial,
             );
         }
@@ -156,11 +147,7 @@ impl LossScaler {
     pub fn update(&mut self, overflow: bool) -> ScaleChange {
         let Self { config, state } = self;
         if config.fixed.is_some() {
-            return if overflow {
-                ScaleChange::AtMinimum
-            } else {
-                ScaleChange::Kept
-            };
+            return if overflow { ScaleChange::AtMinimum } else { ScaleChange::Kept };
         }
         if overflow {
             state.good_steps = 0;
@@ -208,9 +195,7 @@ impl LossScaler {
         }
         let config = &self.config;
         self.state = LossScaleState {
-            scale: config
-                .fixed
-                .unwrap_or_else(|| state.scale.clamp(config.minimum, config.maximum)),
+            scale: config.fixed.unwrap_or_else(|| state.scale.clamp(config.minimum, config.maximum)),
             good_steps: state.good_steps,
             hysteresis_left: state.hysteresis_left.clamp(1, config.hysteresis),
         };
@@ -299,9 +284,7 @@ mod tests {
             for (i, step) in steps.chars().enumerate() {
                 if i == cut {
                     let json = serde_json::to_string(&first.state()).unwrap();
-                    second
-                        .restore(serde_json::from_str(&json).unwrap())
-                        .unwrap();
+                    second.restore(serde_json::from_str(&json).unwrap()).unwrap();
                 }
                 let overflow = step == 'x';
                 let expected = whole.update(overflow);
@@ -328,21 +311,14 @@ mod tests {
             let mut config = LossScaleConfig::default();
             change(&mut config);
             let message = LossScaler::new(config).unwrap_err().to_string();
-            assert!(
-                message.starts_with(&format!("loss_scale.{key} must be")),
-                "{message}"
-            );
+            assert!(message.starts_with(&format!("loss_scale.{key} must be")), "{message}");
         }
     }
 
     #[test]
     fn a_damaged_state_is_refused_and_a_foreign_one_is_limited() {
         let mut s = scaler(|_| {});
-        let state = |scale| LossScaleState {
-            scale,
-            good_steps: 0,
-            hysteresis_left: 9,
-        };
+        let state = |scale| LossScaleState { scale, good_steps: 0, hysteresis_left: 9 };
         assert!(s.restore(state(f64::NAN)).is_err());
         assert!(s.restore(state(-1.0)).is_err());
         s.restore(state(1e30)).unwrap();

@@ -1,1 +1,38 @@
-//! Partitioners of zenflow-rs: which rank owns what.
+//! Partitioners of zenflow-rs: which rank owns which part of parameters, gradients and optimizer states.
+//!
+//! A partitioner is a pure function from parameter shapes and mesh to a [`zf_core::layout::Layout`]: integers and names,
+//! no tensors. There is one so far, `zero`: ZeRO's stages and other scopes of even shards.
+//!
+//! # Limitations
+//!
+//! Stages 0 and 1. Stages 2 and 3 and scopes over a part of the ranks are read and checked, then refused, because the
+//! engine cannot run them yet.
+//!
+//! # Example
+//!
+//! ```
+//! use zf_core::layout::DType;
+//! use zf_core::mesh::Mesh;
+//! use zf_core::model::{Init, ParamSpec, UnitSpec};
+//! use zf_core::stage::Partitioner;
+//! use zf_partition::ZeroConfig;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let weight = ParamSpec::new("layer.weight", &[10, 3], Init::Normal { std: 0.02 });
+//! let unit = UnitSpec { name: "layer".into(), params: vec![weight], root: false };
+//! let layout = ZeroConfig::stage(1).partitioner()?.layout(&[unit], DType::Bfloat16, &Mesh::data(2)?)?;
+//! let flat = &layout.flats[0];
+//! assert_eq!((flat.used(), flat.numel), (30, 32));
+//! assert_eq!(flat.params.len(0), 32); // every rank holds all parameters,
+//! assert_eq!(flat.optim.len(0), 16); // and half of the optimizer states
+//! # Ok(())
+//! # }
+//! ```
+
+mod bytes;
+mod scope;
+mod zero;
+
+pub use bytes::{ByteSize, ByteSizeError};
+pub use scope::{Scope, Scopes, Sizes};
+pub use zero::{Zero, ZeroConfig};

@@ -106,17 +106,9 @@ impl Widen for f16 {
     }
 }
 
-fn pass<C: Combine, const SQUARE: bool>(
-    level: Level,
-    dst: &mut [f32],
-    src: Source<'_>,
-) -> Result<SquareSum> {
+fn pass<C: Combine, const SQUARE: bool>(level: Level, dst: &mut [f32], src: Source<'_>) -> Result<SquareSum> {
     if dst.len() != src.len() {
-        return Err(Error::Engine(format!(
-            "{} elements cannot be accumulated into {}",
-            src.len(),
-            dst.len()
-        )));
+        return Err(Error::Engine(format!("{} elements cannot be accumulated into {}", src.len(), dst.len())));
     }
     Ok(match src {
         Source::F32(src) => level.run(Pass::<_, C, SQUARE>::new(dst, src)),
@@ -133,11 +125,7 @@ struct Pass<'a, T, C, const SQUARE: bool> {
 
 impl<'a, T, C, const SQUARE: bool> Pass<'a, T, C, SQUARE> {
     fn new(dst: &'a mut [f32], src: &'a [T]) -> Self {
-        Self {
-            dst,
-            src,
-            combine: std::marker::PhantomData,
-        }
+        Self { dst, src, combine: std::marker::PhantomData }
     }
 }
 
@@ -201,11 +189,8 @@ mod tests {
         let full = numbers(n, 2);
         let brain: Vec<bf16> = full.iter().map(|&x| bf16::from_f32(x)).collect();
         let half: Vec<f16> = full.iter().map(|&x| f16::from_f32(x)).collect();
-        let widened: [Vec<f32>; 3] = [
-            full.clone(),
-            brain.iter().map(|x| x.to_f32()).collect(),
-            half.iter().map(|x| x.to_f32()).collect(),
-        ];
+        let widened: [Vec<f32>; 3] =
+            [full.clone(), brain.iter().map(|x| x.to_f32()).collect(), half.iter().map(|x| x.to_f32()).collect()];
         let sources = [Source::F32(&full), Source::Bf16(&brain), Source::F16(&half)];
         for (source, wide) in sources.into_iter().zip(&widened) {
             let sum: Vec<f32> = start.iter().zip(wide).map(|(a, b)| a + b).collect();
@@ -234,20 +219,12 @@ mod tests {
     fn counts_what_overflows_in_the_sum() {
         let mut dst = [f32::MAX, 1.0, f32::NAN];
         let found = add_and_square(&mut dst, Source::F32(&[f32::MAX, 1.0, 1.0])).unwrap();
-        assert_eq!(
-            found,
-            SquareSum {
-                sum: 4.0,
-                nonfinite: 2
-            }
-        );
+        assert_eq!(found, SquareSum { sum: 4.0, nonfinite: 2 });
     }
 
     #[test]
     fn unequal_lengths_are_an_error() {
-        let message = accumulate(&mut [0.0; 3], Source::F32(&[0.0; 2]))
-            .unwrap_err()
-            .to_string();
+        let message = accumulate(&mut [0.0; 3], Source::F32(&[0.0; 2])).unwrap_err().to_string();
         assert_eq!(message, "2 elements cannot be accumulated into 3");
     }
 }

@@ -32,20 +32,11 @@ pub fn f16_from_f32(x: f32) -> f16 {
     let size = bits & 0x7fff_ffff;
 
     // Exponent rebiased from 127 to 15; rounding as in `bf16_from_f32`.
-    let normal = size
-        .wrapping_sub((127 - 15) << 23)
-        .wrapping_add(0xfff + ((size >> 13) & 1))
-        >> 13;
-    let subnormal = (f32::from_bits(size) + f32::from_bits(SUBNORMAL))
-        .to_bits()
-        .wrapping_sub(SUBNORMAL);
+    let normal = size.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + ((size >> 13) & 1)) >> 13;
+    let subnormal = (f32::from_bits(size) + f32::from_bits(SUBNORMAL)).to_bits().wrapping_sub(SUBNORMAL);
     let nan = 0x7e00 | ((size >> 13) & 0x3ff);
 
-    let finite = if size < (113 << 23) {
-        subnormal
-    } else {
-        normal
-    };
+    let finite = if size < (113 << 23) { subnormal } else { normal };
     let large = if size > 0x7f80_0000 { nan } else { 0x7c00 };
     let magnitude = if size < (143 << 23) { finite } else { large };
     f16::from_bits((sign | magnitude) as u16)
@@ -66,11 +57,7 @@ pub fn f32_from_f16(x: f16) -> f32 {
     let special = (size | 0x7f80_0000) | quiet;
 
     let small = if exponent == 0 { subnormal } else { normal };
-    let magnitude = if exponent == 0x1f << 23 {
-        special
-    } else {
-        small
-    };
+    let magnitude = if exponent == 0x1f << 23 { special } else { small };
     f32::from_bits(sign | magnitude)
 }
 
@@ -99,12 +86,7 @@ mod tests {
     #[test]
     fn bf16_as_the_reference() {
         for x in interesting(|b| half::bf16::from_bits(b).to_f32()) {
-            assert_eq!(
-                bf16_from_f32(x).to_bits(),
-                half::bf16::from_f32(x).to_bits(),
-                "{:#010x}",
-                x.to_bits()
-            );
+            assert_eq!(bf16_from_f32(x).to_bits(), half::bf16::from_f32(x).to_bits(), "{:#010x}", x.to_bits());
         }
         for bits in 0..=u16::MAX {
             let x = half::bf16::from_bits(bits);
@@ -117,20 +99,11 @@ mod tests {
     #[test]
     fn f16_as_the_reference() {
         for x in interesting(|b| half::f16::from_bits(b).to_f32_const()) {
-            assert_eq!(
-                f16_from_f32(x).to_bits(),
-                half::f16::from_f32_const(x).to_bits(),
-                "{:#010x}",
-                x.to_bits()
-            );
+            assert_eq!(f16_from_f32(x).to_bits(), half::f16::from_f32_const(x).to_bits(), "{:#010x}", x.to_bits());
         }
         for bits in 0..=u16::MAX {
             let x = half::f16::from_bits(bits);
-            assert_eq!(
-                f32_from_f16(x).to_bits(),
-                x.to_f32_const().to_bits(),
-                "{bits:#06x}"
-            );
+            assert_eq!(f32_from_f16(x).to_bits(), x.to_f32_const().to_bits(), "{bits:#06x}");
         }
     }
 }

@@ -45,10 +45,7 @@ impl ExactSum {
 
     /// Zero.
     pub fn new() -> Self {
-        Self {
-            total: Wide::ZERO,
-            nonfinite: 0,
-        }
+        Self { total: Wide::ZERO, nonfinite: 0 }
     }
 
     /// Adds the square of every element.
@@ -86,13 +83,8 @@ impl ExactSum {
             self.nonfinite += 1;
             return;
         }
-        let integer = if exponent == 0 {
-            fraction
-        } else {
-            fraction | 1 << FRACTION
-        };
-        self.total
-            .add_shifted(u128::from(integer), exponent.max(1) - 1, x < 0.0);
+        let integer = if exponent == 0 { fraction } else { fraction | 1 << FRACTION };
+        self.total.add_shifted(u128::from(integer), exponent.max(1) - 1, x < 0.0);
     }
 
     /// Adds another sum.
@@ -123,17 +115,9 @@ impl ExactSum {
             // The implicit bit adds the 1 that turns `lowest` into the exponent field; a carry out of the fraction moves
             // to the next exponent by itself.
             let bits = ((lowest as u64) << FRACTION) + integer + u64::from(up);
-            if bits >= f64::INFINITY.to_bits() {
-                f64::INFINITY
-            } else {
-                f64::from_bits(bits)
-            }
+            if bits >= f64::INFINITY.to_bits() { f64::INFINITY } else { f64::from_bits(bits) }
         };
-        if self.total.is_negative() {
-            -rounded
-        } else {
-            rounded
-        }
+        if self.total.is_negative() { -rounded } else { rounded }
     }
 
     /// The message form: the integer's limbs and the count, little-endian. Equal sums have equal bytes.

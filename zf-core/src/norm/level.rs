@@ -28,11 +28,7 @@ impl Level {
     /// The best level of this processor; asked once per process.
     pub fn detect() -> Self {
         static BEST: OnceLock<Level> = OnceLock::new();
-        *BEST.get_or_init(|| {
-            *Self::available()
-                .last()
-                .expect("the portable level is always available")
-        })
+        *BEST.get_or_init(|| *Self::available().last().expect("the portable level is always available"))
     }
 
     /// All levels that this processor can run, the best one last.

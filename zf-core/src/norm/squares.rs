@@ -14,10 +14,7 @@ pub struct SquareSum {
 impl SquareSum {
     /// The sum over both.
     pub fn merge(self, other: Self) -> Self {
-        Self {
-            sum: self.sum + other.sum,
-            nonfinite: self.nonfinite + other.nonfinite,
-        }
+        Self { sum: self.sum + other.sum, nonfinite: self.nonfinite + other.nonfinite }
     }
 }
 
@@ -66,11 +63,7 @@ pub(super) struct Lanes {
 impl Lanes {
     #[inline(always)]
     pub(super) fn new() -> Self {
-        Self {
-            sums: [0.0; LANES],
-            counts: [0; LANES],
-            nonfinite: 0,
-        }
+        Self { sums: [0.0; LANES], counts: [0; LANES], nonfinite: 0 }
     }
 
     /// Adds one element to each lane. At most 2^32 - 1 times between two calls of [`Lanes::carry`].
@@ -114,10 +107,7 @@ impl Lanes {
             }
             width /= 2;
         }
-        SquareSum {
-            sum: self.sums[0],
-            nonfinite: self.nonfinite,
-        }
+        SquareSum { sum: self.sums[0], nonfinite: self.nonfinite }
     }
 }
 

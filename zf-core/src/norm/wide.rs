@@ -15,11 +15,7 @@ impl Wide {
     pub(super) fn add_shifted(&mut self, value: u128, bit: usize, negative: bool) {
         let (limb, shift) = (bit / 64, bit % 64);
         let low = value << shift;
-        let high = if shift == 0 {
-            0
-        } else {
-            value >> (128 - shift)
-        };
+        let high = if shift == 0 { 0 } else { value >> (128 - shift) };
         let parts = [low as u64, (low >> 64) as u64, high as u64];
         let mut carry = false;
         for (i, target) in self.0[limb..].iter_mut().enumerate() {
@@ -68,11 +64,7 @@ impl Wide {
     pub(super) fn bits_from(&self, bit: usize) -> u64 {
         let (limb, shift) = (bit / 64, bit % 64);
         let at = |i: usize| self.0.get(i).copied().unwrap_or(0);
-        if shift == 0 {
-            at(limb)
-        } else {
-            (at(limb) >> shift) | (at(limb + 1) << (64 - shift))
-        }
+        if shift == 0 { at(limb) } else { (at(limb) >> shift) | (at(limb + 1) << (64 - shift)) }
     }
 
     /// Whether any bit below position `bit` is set.

@@ -1,0 +1,143 @@
+//! Checks that the update rules share.
+
+use std::fmt::Display;
+
+use zf_core::registry::setting;
+use zf_core::stage::{GroupRule, HostSlice, Hyper, Out, TensorSlice};
+use zf_core::{Error, Result};
+
+/// Refuses the setting `key` unless `holds`.
+pub(crate) fn require(holds: bool, key: &str, rule: &str, found: impl Display) -> anyhow::Result<()> {
+    if holds { Ok(()) } else { Err(setting(key, format!("must be {rule}, found {found}"))) }
+}
+
+/// Whether a learning rate or decay is usable.
+pub(crate) fn rate(x: f64) -> bool {
+    x >= 0.0 && x.is_finite()
+}
+
+/// What a rate must be.
+pub(crate) const RATE: &str = "finite and at least 0";
+
+/// Checks lr, weight_decay and groups.
+pub(crate) fn base(lr: f64, weight_decay: f64, groups: &[GroupRule]) -> anyhow::Result<()> {
+    require(rate(lr), "lr", RATE, lr)?;
+    require(rate(weight_decay), "weight_decay", RATE, weight_decay)?;
+    for (index, group) in groups.iter().enumerate() {
+        // An empty pattern would be part of every name.
+        if group.pattern.is_empty() {
+            return Err(setting(
+                "groups",
+                format!("group {index} has an empty `match`; give a part of a name, or \"*\" for all"),
+            ));
+        }
+        for (key, value) in [("lr", group.lr), ("weight_decay", group.weight_decay)] {
+            let Some(value) = value else { continue };
+            if !rate(value) {
+                return Err(setting(
+                    "groups",
+                    format!("group {index} (\"{}\"): {key} must be {RATE}, found {value}", group.pattern),
+                ));
+            }
+            if group.frozen {
+                return Err(setting(
+                    "groups",
+                    format!(
+                        "group {index} (\"{}\"): {key} has no effect on frozen parameters; remove one of the two",
+                        group.pattern
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Splits off the states of a host slice and checks that everything has one length.
+pub(crate) fn host<'s, const N: usize>(
+    rule: &str,
+    slice: &'s mut HostSlice<'_>,
+) -> Result<(&'s mut [f32], &'s [f32], [&'s mut [f32]; N], Out<'s>)> {
+    let n = slice.master.len();
+    let out = match &slice.out {
+        Out::None => n,
+        Out::Bf16(out) => out.len(),
+        Out::F16(out) => out.len(),
+    };
+    states(rule, N, slice.state.len())?;
+    let states = slice.state.iter().map(|s| s.len());
+    for (what, len) in [("grad", slice.grad.len()), ("out", out)].into_iter().chain(states.map(|len| ("state", len))) {
+        equal(rule, what, n, len)?;
+    }
+    let mut state = slice.state.iter_mut();
+    let state = std::array::from_fn(|_| &mut **state.next().expect("their number was checked"));
+    let out = match &mut slice.out {
+        Out::None => Out::None,
+        Out::Bf16(out) => Out::Bf16(out),
+        Out::F16(out) => Out::F16(out),
+    };
+    Ok((slice.master, slice.grad, state, out))
+}
+
+/// Checks that the tensors of a slice are 1-D float32 of one length, and calls `update` for bounded pieces of it, so that
+/// what it allocates is bounded too.
+pub(crate) fn pieces<const N: usize>(
+    rule: &str,
+    slice: &TensorSlice<'_>,
+    mut update: impl FnMut(&TensorSlice<'_>) -> Result<()>,
+) -> Result<()> {
+    // On the CPU a piece and its temporaries stay in the cache; elsewhere a piece must outweigh the launches of kernels.
+    const HOST: i64 = 1 << 16;
+    const DEVICE: i64 = 1 << 22;
+    states(rule, N, slice.state.len())?;
+    let n = slice.master.size();
+    let tensors =
+        [("master", slice.master), ("grad", slice.grad)].into_iter().chain(slice.state.iter().map(|s| ("state", s)));
+    for (what, tensor) in tensors {
+        if tensor.kind() != tch::Kind::Float || tensor.dim() != 1 {
+            return Err(Error::Engine(format!(
+                "{rule}: {what} must be a 1-D float32 tensor, found {:?} of shape {:?}",
+                tensor.kind(),
+                tensor.size()
+            )));
+        }
+        equal(rule, what, n[0] as usize, tensor.size()[0] as usize)?;
+    }
+    if let Some(out) = slice.out {
+        equal(rule, "out", n[0] as usize, out.numel())?;
+    }
+    let most = if slice.master.device() == tch::Device::Cpu { HOST } else { DEVICE };
+    let mut start = 0;
+    while start < n[0] {
+        let length = most.min(n[0] - start);
+        let piece = |t: &tch::Tensor| t.f_narrow(0, start, length);
+        let (master, grad) = (piece(slice.master)?, piece(slice.grad)?);
+        let state = slice.state.iter().map(piece).collect::<Result<Vec<_>, _>>()?;
+        let out = slice.out.map(piece).transpose()?;
+        update(&TensorSlice { master: &master, grad: &grad, state: &state, out: out.as_ref(), sums: slice.sums })?;
+        start += length;
+    }
+    Ok(())
+}
+
+/// Checks the count of an update whose rule corrects bias.
+pub(crate) fn count(rule: &str, hyper: &Hyper) -> Result<()> {
+    if hyper.count == 0 {
+        return Err(Error::Engine(format!("{rule}: updates count from 1, found 0")));
+    }
+    Ok(())
+}
+
+fn states(rule: &str, expected: usize, found: usize) -> Result<()> {
+    if expected != found {
+        return Err(Error::Engine(format!("{rule} has {expected} states, found {found}")));
+    }
+    Ok(())
+}
+
+fn equal(rule: &str, what: &str, master: usize, found: usize) -> Result<()> {
+    if master != found {
+        return Err(Error::Engine(format!("{rule}: master has {master} elements, {what} {found}")));
+    }
+    Ok(())
+}
