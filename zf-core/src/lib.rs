@@ -5,18 +5,23 @@
 //! knows the traits and assembles pipelines from them; it never names a strategy.
 
 pub mod checkpoint;
+pub mod config;
 pub mod data;
+pub mod engine;
 pub mod error;
 pub mod files;
 pub mod layout;
+pub mod loss_scale;
 pub mod mesh;
 pub mod model;
+pub mod norm;
 pub mod random;
 pub mod record;
 pub mod registry;
 pub mod slots;
 pub mod stage;
 pub mod trace;
+pub mod train;
 pub mod weights;
 
 pub use error::{Error, Result};

@@ -23,10 +23,7 @@ pub struct BuildContext {
 impl BuildContext {
     /// A context with this base folder and nothing else.
     pub fn new(base: impl Into<PathBuf>) -> Self {
-        Self {
-            base: base.into(),
-            ..Self::default()
-        }
+        Self { base: base.into(), ..Self::default() }
     }
 
     /// `path` as seen from [`BuildContext::base`]; absolute paths stay.

@@ -52,12 +52,7 @@ pub struct SlotInfo {
 impl SlotInfo {
     /// Those of `S`.
     pub const fn of<S: Slot>() -> Self {
-        Self {
-            name: S::NAME,
-            help: S::HELP,
-            key: S::KEY,
-            default: S::DEFAULT,
-        }
+        Self { name: S::NAME, help: S::HELP, key: S::KEY, default: S::DEFAULT }
     }
 }
 
@@ -79,6 +74,7 @@ pub struct Description {
     /// Lines of a run file that show it; for a preset, the preset itself.
     pub example: &'static str,
     schema: fn() -> Schema,
+    check: fn(toml::Table) -> Result<(), BuildError>,
     build: ErasedBuild,
 }
 
@@ -99,6 +95,7 @@ impl Description {
             place,
             example,
             schema: schema_of::<C>,
+            check: check_of::<C>,
             build: build_of::<S, C>,
         }
     }
@@ -119,6 +116,7 @@ impl Description {
             place,
             example: text,
             schema: no_settings,
+            check: |_| Ok(()),
             build: no_build,
         }
     }
@@ -128,28 +126,35 @@ impl Description {
         (self.schema)()
     }
 
-    /// Builds the stage from its settings, without the key that names it. A panic becomes an error.
-    pub(super) fn build(
-        &self,
-        table: toml::Table,
-        cx: &BuildContext,
-    ) -> Result<Box<dyn Any>, BuildError> {
+    /// Reads the settings, without the key that names the stage, and builds nothing.
+    pub(crate) fn check(&self, table: toml::Table) -> Result<(), BuildError> {
         settings::refuse_unknown(&table, &self.schema())?;
-        catch_unwind(AssertUnwindSafe(|| (self.build)(table, cx)))
-            .unwrap_or_else(|panic| Err(BuildError::Panic(panic_text(panic.as_ref()))))
+        guarded(|| (self.check)(table))
+    }
+
+    /// Builds the stage from its settings, without the key that names it. A panic becomes an error.
+    pub(super) fn build(&self, table: toml::Table, cx: &BuildContext) -> Result<Box<dyn Any>, BuildError> {
+        settings::refuse_unknown(&table, &self.schema())?;
+        guarded(|| (self.build)(table, cx))
     }
 }
 
 inventory::collect!(Description);
 
+/// Code of a plugin must not take the program down.
+fn guarded<T>(f: impl FnOnce() -> Result<T, BuildError>) -> Result<T, BuildError> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(BuildError::Panic(panic_text(panic.as_ref()))))
+}
+
 fn schema_of<C: JsonSchema>() -> Schema {
     schemars::schema_for!(C)
 }
 
-fn build_of<S: Slot, C: Build<S>>(
-    table: toml::Table,
-    cx: &BuildContext,
-) -> Result<Box<dyn Any>, BuildError> {
+fn check_of<C: DeserializeOwned>(table: toml::Table) -> Result<(), BuildError> {
+    settings::read::<C>(table).map(drop)
+}
+
+fn build_of<S: Slot, C: Build<S>>(table: toml::Table, cx: &BuildContext) -> Result<Box<dyn Any>, BuildError> {
     let settings: C = settings::read(table)?;
     match settings.build(cx) {
         Ok(stage) => Ok(Box::new(stage)),
@@ -162,9 +167,7 @@ fn no_settings() -> Schema {
 }
 
 fn no_build(_: toml::Table, _: &BuildContext) -> Result<Box<dyn Any>, BuildError> {
-    Err(BuildError::Build(anyhow::anyhow!(
-        "a preset is part of a run file and cannot be built"
-    )))
+    Err(BuildError::Build(anyhow::anyhow!("a preset is part of a run file and cannot be built")))
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {

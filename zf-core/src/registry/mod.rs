@@ -5,6 +5,7 @@
 
 mod context;
 mod description;
+pub mod schema;
 mod settings;
 
 use std::any::Any;
@@ -13,7 +14,7 @@ use std::sync::OnceLock;
 
 pub use context::{BuildContext, DataBundle, ModelBundle};
 pub use description::{Build, Description, Slot, SlotInfo};
-pub(crate) use settings::BuildError;
+pub(crate) use settings::{BuildError, read};
 pub use settings::{Fault, Problem, Step, dotted, setting};
 
 use crate::{Error, Result, slots};
@@ -59,12 +60,7 @@ impl Registry {
             if (pair[0].slot.name, pair[0].name) == (pair[1].slot.name, pair[1].name) {
                 return Err(Error::Config(format!(
                     "{} stage `{}` is registered twice, at {} (crate {}) and at {} (crate {}); rename one of them",
-                    pair[0].slot.name,
-                    pair[0].name,
-                    pair[0].place,
-                    pair[0].krate,
-                    pair[1].place,
-                    pair[1].krate
+                    pair[0].slot.name, pair[0].name, pair[0].place, pair[0].krate, pair[1].place, pair[1].krate
                 )));
             }
         }
@@ -105,19 +101,16 @@ impl Registry {
     /// An unknown slot; the message lists all.
     pub fn slot(&self, name: &str) -> Result<SlotInfo> {
         let all = self.slots();
-        all.iter()
-            .find(|slot| slot.name == name)
-            .copied()
-            .ok_or_else(|| {
-                let mut names: Vec<&str> = all.iter().map(|slot| slot.name).collect();
-                names.sort_unstable();
-                let near = nearest(name, names.iter().copied());
-                Error::Config(format!(
-                    "unknown slot `{name}`{}; slots are: {}",
-                    near.map_or_else(String::new, |near| format!(", did you mean `{near}`?")),
-                    names.join(", ")
-                ))
-            })
+        all.iter().find(|slot| slot.name == name).copied().ok_or_else(|| {
+            let mut names: Vec<&str> = all.iter().map(|slot| slot.name).collect();
+            names.sort_unstable();
+            let near = nearest(name, names.iter().copied());
+            Error::Config(format!(
+                "unknown slot `{name}`{} slots are: {}",
+                near.map_or_else(|| ";".to_owned(), |near| format!(", did you mean `{near}`?")),
+                names.join(", ")
+            ))
+        })
     }
 
     /// The names of a slot's entries, sorted. Empty for an unknown slot.
@@ -132,12 +125,8 @@ impl Registry {
     /// An unknown slot or name; the message lists the names, the nearest first, and asks whether the crate is linked.
     pub fn get(&self, slot: &str, name: &str) -> Result<&Description> {
         self.slot(slot)?;
-        self.find(slot, name).ok_or_else(|| {
-            Error::Config(format!(
-                "unknown {slot} stage `{name}`: {}",
-                self.unknown_name(slot, name)
-            ))
-        })
+        self.find(slot, name)
+            .ok_or_else(|| Error::Config(format!("unknown {slot} stage `{name}`: {}", self.unknown_name(slot, name))))
     }
 
     /// Builds the stage that `table`, a section of a run file, names by [`Slot::KEY`] (or [`Slot::DEFAULT`]).
@@ -147,14 +136,11 @@ impl Registry {
     pub fn build<S: Slot>(&self, table: &toml::Table, cx: &BuildContext) -> Result<S::Stage> {
         let name = stage_name(&SlotInfo::of::<S>(), table)?;
         let entry = self.get(S::NAME, name)?;
-        self.build_entry::<S>(entry, table, cx)
-            .map_err(|error| describe(entry, error, ""))
+        self.build_entry::<S>(entry, table, cx).map_err(|error| describe(entry, error, ""))
     }
 
     pub(crate) fn find(&self, slot: &str, name: &str) -> Option<&Description> {
-        self.entries
-            .iter()
-            .find(|entry| entry.slot.name == slot && entry.name == name)
+        self.entries.iter().find(|entry| entry.slot.name == slot && entry.name == name)
     }
 
     /// What to say after an unknown name.
@@ -182,10 +168,7 @@ impl Registry {
         table.remove(S::KEY);
         let stage: Box<dyn Any> = entry.build(table, cx)?;
         let stage = stage.downcast::<S::Stage>().map_err(|_| {
-            BuildError::Build(anyhow::anyhow!(
-                "slot `{}` is declared twice with different stage types",
-                S::NAME
-            ))
+            BuildError::Build(anyhow::anyhow!("slot `{}` is declared twice with different stage types", S::NAME))
         })?;
         Ok(*stage)
     }
@@ -201,9 +184,7 @@ pub(crate) fn stage_name<'a>(slot: &SlotInfo, table: &'a toml::Table) -> Result<
             slot.name,
             other.type_str()
         ))),
-        None => slot
-            .default
-            .ok_or_else(|| Error::Config(format!("missing key `{}` in [{}]", slot.key, slot.name))),
+        None => slot.default.ok_or_else(|| Error::Config(format!("missing key `{}` in [{}]", slot.key, slot.name))),
     }
 }
 
@@ -226,21 +207,16 @@ pub(crate) fn describe(entry: &Description, error: BuildError, place: &str) -> E
             Ok(Error::Input(text)) => Error::Input(format!("{place}{stage}: {text}")),
             Ok(error @ Error::Io { .. }) => Error::Input(format!("{place}{stage}: {error}")),
             Ok(Error::Interrupted) => Error::Interrupted,
-            Ok(error) => Error::Stage {
-                slot: entry.slot.name,
-                stage: entry.name.to_owned(),
-                message: error.to_string(),
-            },
+            Ok(error) => {
+                Error::Stage { slot: entry.slot.name, stage: entry.name.to_owned(), message: error.to_string() }
+            }
             Err(error) => Error::Config(format!("{place}{stage}: {error:#}")),
         },
     }
 }
 
 /// The candidate that `found` was probably meant to be.
-pub(crate) fn nearest<'a>(
-    found: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(found: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = (found.chars().count() / 3).max(1);
     candidates
         .into_iter()

@@ -134,12 +134,7 @@ impl BuildError {
     /// An error of `build`, which may point at a setting.
     pub(super) fn from_build(error: anyhow::Error) -> Self {
         match error.downcast::<BadSetting>() {
-            Ok(bad) => Self::Settings(Problem {
-                path: bad.path,
-                fault: Fault::Value {
-                    message: bad.message,
-                },
-            }),
+            Ok(bad) => Self::Settings(Problem { path: bad.path, fault: Fault::Value { message: bad.message } }),
             Err(error) => Self::Build(error),
         }
     }
@@ -167,9 +162,8 @@ pub fn setting(key: &str, message: impl std::fmt::Display) -> anyhow::Error {
 }
 
 /// Reads a table into a settings type.
-pub(super) fn read<T: DeserializeOwned>(table: toml::Table) -> Result<T, BuildError> {
-    serde_path_to_error::deserialize(toml::Value::Table(table))
-        .map_err(|error| BuildError::Settings(problem(&error)))
+pub(crate) fn read<T: DeserializeOwned>(table: toml::Table) -> Result<T, BuildError> {
+    serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| BuildError::Settings(problem(&error)))
 }
 
 /// Refuses keys that the schema does not list, for settings types that forgot `deny_unknown_fields`: a setting without
@@ -178,14 +172,7 @@ pub(super) fn refuse_unknown(table: &toml::Table, schema: &Schema) -> Result<(),
     let Some(properties) = schema.get("properties").and_then(|p| p.as_object()) else {
         return Ok(());
     };
-    let open = [
-        "additionalProperties",
-        "unevaluatedProperties",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "$ref",
-    ];
+    let open = ["additionalProperties", "unevaluatedProperties", "anyOf", "oneOf", "allOf", "$ref"];
     if open.iter().any(|keyword| schema.get(*keyword).is_some()) {
         return Ok(());
     }
@@ -193,9 +180,7 @@ pub(super) fn refuse_unknown(table: &toml::Table, schema: &Schema) -> Result<(),
         None => Ok(()),
         Some(key) => Err(BuildError::Settings(Problem {
             path: vec![Step::Key(key.clone())],
-            fault: Fault::UnknownKey {
-                expected: sorted(properties.keys().cloned()),
-            },
+            fault: Fault::UnknownKey { expected: sorted(properties.keys().cloned()) },
         })),
     }
 }
@@ -218,32 +203,21 @@ fn problem(error: &serde_path_to_error::Error<toml::de::Error>) -> Problem {
         if path.last() != Some(&Step::Key(key.clone())) {
             path.push(Step::Key(key));
         }
-        Fault::UnknownKey {
-            expected: sorted(names.into_iter().skip(1)),
-        }
+        Fault::UnknownKey { expected: sorted(names.into_iter().skip(1)) }
     } else if message.starts_with("missing field ") {
-        Fault::MissingKey {
-            key: names.into_iter().next().unwrap_or_default(),
-        }
+        Fault::MissingKey { key: names.into_iter().next().unwrap_or_default() }
     } else if message.starts_with("unknown variant ") {
         let mut names = names.into_iter();
-        Fault::UnknownValue {
-            found: names.next().unwrap_or_default(),
-            expected: names.collect(),
-        }
+        Fault::UnknownValue { found: names.next().unwrap_or_default(), expected: names.collect() }
     } else {
-        Fault::Value {
-            message: plain(&message),
-        }
+        Fault::Value { message: plain(&message) }
     };
     Problem { path, fault }
 }
 
 /// "invalid type: string "x", expected u64" in the words of this project's messages.
 fn plain(message: &str) -> String {
-    let rest = message
-        .strip_prefix("invalid type: ")
-        .or_else(|| message.strip_prefix("invalid value: "));
+    let rest = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
     match rest.and_then(|rest| rest.rsplit_once(", expected ")) {
         Some((found, expected)) => {
             let expected = match expected {
@@ -261,12 +235,7 @@ fn plain(message: &str) -> String {
 
 /// The texts between backticks.
 fn quoted(message: &str) -> Vec<String> {
-    message
-        .split('`')
-        .skip(1)
-        .step_by(2)
-        .map(str::to_owned)
-        .collect()
+    message.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 fn sorted(names: impl Iterator<Item = String>) -> Vec<String> {
