@@ -1,5 +1,11 @@
 //! What the trainer asks of a dataset.
 
+mod batches;
+mod order;
+
+pub use batches::{BatchPlan, Turn, assemble};
+pub use order::{Order, OrderKind};
+
 use crate::Result;
 
 /// Training or validation part of a dataset. No sequence spans both.
@@ -29,8 +35,7 @@ pub trait Dataset: Send + Sync {
     ///
     /// # Errors
     /// An index beyond the end; files that changed underneath.
-    fn read(&self, split: Split, index: u64, inputs: &mut [i64], targets: &mut [i64])
-    -> Result<()>;
+    fn read(&self, split: Split, index: u64, inputs: &mut [i64], targets: &mut [i64]) -> Result<()>;
 
     /// A hash of content, tokenizer and settings: a resumed run must see the same.
     fn identity(&self) -> String;
