@@ -23,11 +23,8 @@ impl Wide {
             if i >= parts.len() && !carry {
                 break;
             }
-            (*target, carry) = if negative {
-                target.borrowing_sub_stable(part, carry)
-            } else {
-                target.carrying_add_stable(part, carry)
-            };
+            (*target, carry) =
+                if negative { target.sub_borrowing(part, carry) } else { target.add_carrying(part, carry) };
         }
     }
 
@@ -35,7 +32,7 @@ impl Wide {
     pub(super) fn add(&mut self, other: &Self) {
         let mut carry = false;
         for (target, &part) in self.0.iter_mut().zip(&other.0) {
-            (*target, carry) = target.carrying_add_stable(part, carry);
+            (*target, carry) = target.add_carrying(part, carry);
         }
     }
 
@@ -76,18 +73,18 @@ impl Wide {
 
 /// Additions with carry in and out.
 trait Carry: Sized {
-    fn carrying_add_stable(self, other: Self, carry: bool) -> (Self, bool);
-    fn borrowing_sub_stable(self, other: Self, borrow: bool) -> (Self, bool);
+    fn add_carrying(self, other: Self, carry: bool) -> (Self, bool);
+    fn sub_borrowing(self, other: Self, borrow: bool) -> (Self, bool);
 }
 
 impl Carry for u64 {
-    fn carrying_add_stable(self, other: Self, carry: bool) -> (Self, bool) {
+    fn add_carrying(self, other: Self, carry: bool) -> (Self, bool) {
         let (sum, first) = self.overflowing_add(other);
         let (sum, second) = sum.overflowing_add(Self::from(carry));
         (sum, first | second)
     }
 
-    fn borrowing_sub_stable(self, other: Self, borrow: bool) -> (Self, bool) {
+    fn sub_borrowing(self, other: Self, borrow: bool) -> (Self, bool) {
         let (difference, first) = self.overflowing_sub(other);
         let (difference, second) = difference.overflowing_sub(Self::from(borrow));
         (difference, first | second)
