@@ -45,13 +45,7 @@ impl Build<slots::Schedule> for Flat {
     }
 }
 
-register!(
-    slots::Schedule,
-    "test-flat",
-    Flat,
-    "multiplies by a fixed factor",
-    "ratio = 0.5"
-);
+register!(slots::Schedule, "test-flat", Flat, "multiplies by a fixed factor", "ratio = 0.5");
 
 /// A settings type that forgets to refuse unknown keys.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -63,10 +57,7 @@ struct Lax {
 
 impl Build<slots::Schedule> for Lax {
     fn build(self, _cx: &BuildContext) -> anyhow::Result<Arc<dyn Schedule>> {
-        Ok(Arc::new(Flat {
-            ratio: self.number,
-            shape: Shape::Square,
-        }))
+        Ok(Arc::new(Flat { ratio: self.number, shape: Shape::Square }))
     }
 }
 
@@ -120,18 +111,12 @@ fn unknown_names_are_answered_with_the_list_and_the_nearest() {
         "kind = 'cosine'",
         "unknown schedule stage `cosine`: registered are: test-flat, test-lax; is the crate that defines it linked?",
     );
-    check(
-        "kind = 3",
-        "`kind` in [schedule]: expected the name of a stage, found integer `3`",
-    );
+    check("kind = 3", "`kind` in [schedule]: expected the name of a stage, found integer `3`");
 }
 
 #[test]
 fn unknown_slots_are_answered_with_the_list_and_the_nearest() {
-    let error = Registry::global()
-        .expect("no duplicates")
-        .get("schedul", "test-flat")
-        .expect_err("no such slot");
+    let error = Registry::global().expect("no duplicates").get("schedul", "test-flat").expect_err("no such slot");
     assert_eq!(
         error.to_string(),
         "unknown slot `schedul`, did you mean `schedule`? slots are: data, model, optim, partition, preset, schedule, \
@@ -145,26 +130,14 @@ fn wrong_settings_name_the_key() {
         "kind = 'test-flat'\nratoi = 1.0",
         "unknown key `ratoi` in [schedule] test-flat; did you mean `ratio`? expected one of: ratio, shape",
     );
-    check(
-        "kind = 'test-flat'",
-        "missing key `ratio` in [schedule] test-flat",
-    );
-    check(
-        "kind = 'test-flat'\nratio = 'x'",
-        "`ratio` in [schedule] test-flat: expected a number, found string \"x\"",
-    );
+    check("kind = 'test-flat'", "missing key `ratio` in [schedule] test-flat");
+    check("kind = 'test-flat'\nratio = 'x'", "`ratio` in [schedule] test-flat: expected a number, found string \"x\"");
     check(
         "kind = 'test-flat'\nratio = 1\nshape = 'sqare'",
         "unknown value `sqare` for `shape` in [schedule] test-flat; did you mean `square`? expected one of: round, square",
     );
-    check(
-        "kind = 'test-flat'\nratio = -1",
-        "`ratio` in [schedule] test-flat: must be at least 0, found -1",
-    );
-    check(
-        "kind = 'test-flat'\nratio = 6",
-        "[schedule] test-flat: a ratio of 6 with Round is too much",
-    );
+    check("kind = 'test-flat'\nratio = -1", "`ratio` in [schedule] test-flat: must be at least 0, found -1");
+    check("kind = 'test-flat'\nratio = 6", "[schedule] test-flat: a ratio of 6 with Round is too much");
 }
 
 #[test]
@@ -177,9 +150,7 @@ fn settings_without_effect_are_refused_even_when_the_type_forgets_to() {
 
 #[test]
 fn a_panic_in_build_becomes_an_error_with_the_stage_name() {
-    let error = build("kind = 'test-flat'\nratio = 10")
-        .err()
-        .expect("panics");
+    let error = build("kind = 'test-flat'\nratio = 10").err().expect("panics");
     assert!(matches!(error, Error::Stage { .. }));
     assert_eq!(
         error.to_string(),
@@ -189,13 +160,9 @@ fn a_panic_in_build_becomes_an_error_with_the_stage_name() {
 
 #[test]
 fn duplicates_are_refused_naming_both_places() {
-    let entry = |file, line, krate| {
-        Description::new::<slots::Schedule, Flat>("twin", "help", "", krate, Place { file, line })
-    };
-    let twice = [
-        entry("b/src/lib.rs", 7, "b"),
-        entry("a/src/lib.rs", 30, "a"),
-    ];
+    let entry =
+        |file, line, krate| Description::new::<slots::Schedule, Flat>("twin", "help", "", krate, Place { file, line });
+    let twice = [entry("b/src/lib.rs", 7, "b"), entry("a/src/lib.rs", 30, "a")];
     let error = Registry::of(twice).expect_err("registered twice");
     assert_eq!(
         error.to_string(),
@@ -206,10 +173,7 @@ fn duplicates_are_refused_naming_both_places() {
 
 #[test]
 fn one_name_in_two_slots_is_no_duplicate() {
-    let place = Place {
-        file: "x.rs",
-        line: 1,
-    };
+    let place = Place { file: "x.rs", line: 1 };
     let entries = [
         Description::new::<slots::Schedule, Flat>("twin", "", "", "x", place),
         Description::preset("twin", "", "", "x", place),

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::Run;
 use super::sections::{DeviceSection, LogSection, ReduceSection, RunSection};
+use crate::layout::DType;
 use crate::registry::{Description, Step, schema};
 use crate::slots;
 
@@ -50,6 +51,10 @@ impl Run {
             ("reduce".into(), table(&self.reduce)),
             ("log".into(), table(&self.log)),
         ];
+        // Where it has no effect it is refused, so a resolved run must not hold it.
+        if self.run.dtype != DType::Float16 {
+            sections[0].1.remove("loss_scale");
+        }
         for (slot, entry) in &self.stages {
             let given = self.root.get(slot.name).and_then(|node| node.table());
             let mut settings = given.map(|tree| tree.plain()).unwrap_or_default();
