@@ -1,0 +1,104 @@
+//! Ranks as threads of one process, exchanging tensors through shared memory without copies between.
+
+mod hub;
+mod meeting;
+mod parts;
+mod transport;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use zf_core::stage::{Fabric, Transport};
+use zf_core::{Error, Result};
+
+use hub::Hub;
+use transport::ThreadsTransport;
+
+/// Settings of the `threads` transport.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ThreadsConfig {
+    /// Number of ranks, each a thread of this process.
+    pub ranks: usize,
+    /// How long a rank waits for a collective before the run ends with the name of the missing rank: `"60s"`,
+    /// `"500ms"`, `"2m"`.
+    #[serde(with = "crate::duration")]
+    #[schemars(with = "String")]
+    pub timeout: Duration,
+    /// Ranks that count as one node, where a stage asks for nodes; it divides `ranks`. All of them by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks_per_node: Option<usize>,
+}
+
+impl Default for ThreadsConfig {
+    fn default() -> Self {
+        Self { ranks: 1, timeout: Duration::from_secs(60), ranks_per_node: None }
+    }
+}
+
+/// All ranks of a run in one process. Cloning gives another handle of the same ranks.
+///
+/// A collective starts when the last member has issued it and the one before it in its group is complete. Each member's
+/// part then runs on that rank's own thread (`comm-<rank>`), which reads the other members' tensors where they lie.
+/// Groups do not wait for each other.
+#[derive(Clone)]
+pub struct Threads {
+    hub: Arc<Hub>,
+    ranks_per_node: usize,
+}
+
+impl Threads {
+    /// Ranks that nobody has connected yet.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: no ranks, or `ranks_per_node` does not divide them.
+    pub fn new(config: &ThreadsConfig) -> Result<Self> {
+        let ThreadsConfig { ranks, timeout, ranks_per_node } = *config;
+        if ranks == 0 {
+            return Err(Error::Config("transport.ranks: expected at least 1, found 0".into()));
+        }
+        let ranks_per_node = ranks_per_node.unwrap_or(ranks);
+        if ranks_per_node == 0 || !ranks.is_multiple_of(ranks_per_node) {
+            return Err(Error::Config(format!(
+                "transport.ranks_per_node: expected a divisor of ranks = {ranks}, found {ranks_per_node}"
+            )));
+        }
+        Ok(Self { hub: Arc::new(Hub::new(ranks, timeout)), ranks_per_node })
+    }
+
+    /// Ranks that count as one node.
+    pub fn ranks_per_node(&self) -> usize {
+        self.ranks_per_node
+    }
+}
+
+impl Fabric for Threads {
+    fn world(&self) -> usize {
+        self.hub.seats.len()
+    }
+
+    fn local_ranks(&self) -> Vec<usize> {
+        (0..self.world()).collect()
+    }
+
+    fn connect(&self, rank: usize) -> Result<Box<dyn Transport>> {
+        Ok(Box::new(ThreadsTransport::connect(Arc::clone(&self.hub), rank)?))
+    }
+
+    fn timeout(&self) -> Duration {
+        self.hub.timeout
+    }
+}
+
+impl fmt::Debug for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Threads")
+            .field("ranks", &self.world())
+            .field("timeout", &self.hub.timeout)
+            .field("ranks_per_node", &self.ranks_per_node)
+            .finish()
+    }
+}
