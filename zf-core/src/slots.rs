@@ -14,8 +14,7 @@ pub enum Partition {}
 
 impl Slot for Partition {
     const NAME: &'static str = "partition";
-    const HELP: &'static str =
-        "which rank owns which part of parameters, gradients and optimizer states";
+    const HELP: &'static str = "which rank owns which part of parameters, gradients and optimizer states";
     const DEFAULT: Option<&'static str> = Some("zero");
     type Stage = Arc<dyn stage::Partitioner>;
 }
