@@ -23,7 +23,7 @@ enum Job {
 ///
 /// One save is under way at a time: [`AsyncWriter::submit`] returns at once when the thread is idle and otherwise waits
 /// for the save before, so at most one snapshot is held here. A caller that wants to hold no second one calls
-/// [`AsyncWriter::flush`] before it takes the next. Errors appear at the next call. Dropped, it finishes the save under
+/// [`AsyncWriter::flush`] before it takes the next snapshot. Errors appear at the next call. Dropped, it finishes the save under
 /// way, waiting for other ranks only a few seconds; a program that ends in order calls `flush` first.
 #[derive(Debug)]
 pub struct AsyncWriter {
@@ -53,21 +53,19 @@ impl AsyncWriter {
         Ok(Self { jobs: Some(jobs), failure, ending, thread: Some(thread) })
     }
 
-    /// Hands over a snapshot; see [`Writer::save`].
+    /// Waits for the save before, if it is still under way, and hands over a snapshot; see [`Writer::save`].
     ///
     /// # Errors
-    /// That of an earlier save, each once; the snapshot is then not written.
+    /// That of the save before; this snapshot is then not written.
     pub fn submit(&self, state: RankState, meta: Option<Meta>) -> Result<()> {
-        self.take_failure()?;
-        self.send(Job::Save(Box::new((state, meta))))?;
-        // The send may have waited for a save that failed.
-        self.take_failure()
+        self.flush()?;
+        self.send(Job::Save(Box::new((state, meta))))
     }
 
     /// Waits until everything submitted is written.
     ///
     /// # Errors
-    /// That of an earlier save, each once.
+    /// That of an earlier save, once.
     pub fn flush(&self) -> Result<()> {
         let (done, wait) = bounded(1);
         self.send(Job::Flush(done))?;

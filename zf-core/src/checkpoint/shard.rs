@@ -1,5 +1,6 @@
 //! One rank's safetensors file.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
 use std::path::Path;
@@ -31,12 +32,19 @@ pub(super) fn write(folder: &Path, state: &RankState) -> Result<(FileEntry, Vec<
     let path = folder.join(&file);
     let mut entries = Vec::with_capacity(state.pieces.len());
     let mut infos = Vec::with_capacity(state.pieces.len());
+    let mut keys = BTreeSet::new();
     let mut end = 0;
     for piece in &state.pieces {
         piece.check()?;
         let start = end;
         end += piece.data.len();
         let key = key(piece);
+        if !keys.insert(key.clone()) {
+            return Err(Error::Engine(format!(
+                "checkpoint of `{}` ({}): rank {} gives elements {}..{} twice",
+                piece.name, piece.kind, state.rank, piece.range.start, piece.range.end
+            )));
+        }
         infos.push((
             key.clone(),
             safetensors::tensor::TensorInfo {

@@ -1,0 +1,116 @@
+//! Logits, loss and gradients of the reference models.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tch::{Device, Kind, Tensor};
+use zf_core::model::{Batch, Model};
+use zf_model::folder::HfFolder;
+use zf_model::plain::PlainContext;
+
+pub fn golden() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
+}
+
+pub fn open(name: &str, kind: Kind) -> (Arc<dyn Model>, PlainContext) {
+    let folder = HfFolder::open(golden().join(name)).unwrap();
+    let cx = PlainContext::new(&*folder.model(), &folder, kind, Device::Cpu).unwrap();
+    (folder.model(), cx)
+}
+
+pub fn tokens(count: usize) -> Vec<i64> {
+    let bytes = std::fs::read(golden().join("tokens.bin")).unwrap();
+    bytes.chunks_exact(2).take(count).map(|pair| i64::from(u16::from_le_bytes([pair[0], pair[1]]))).collect()
+}
+
+pub fn fixed_batch() -> Batch {
+    let tokens = Tensor::from_slice(&tokens(65));
+    Batch {
+        inputs: tokens.narrow(0, 0, 64).view([1, 64]),
+        targets: tokens.narrow(0, 1, 64).view([1, 64]),
+        sequences: vec![0],
+        target_tokens: 64,
+    }
+}
+
+fn reference(model: &str, section: &str) -> Value {
+    let text = std::fs::read_to_string(golden().join("reference.json")).unwrap();
+    serde_json::from_str::<Value>(&text).unwrap()["models"][model][section].clone()
+}
+
+#[track_caller]
+fn close(what: &str, found: f64, expected: f64, tolerance: f64) {
+    assert!((found - expected).abs() <= tolerance, "{what}: {found}, expected {expected} +- {tolerance}");
+}
+
+/// Mean loss and gradients, tolerances: of the loss (relative), of the logits (absolute), of gradient norms (relative).
+fn check(name: &str, section: &str, kind: Kind, loss_tolerance: f64, logit: f64, grad: f64) {
+    tch::set_num_threads(1);
+    let expected = reference(name, section);
+    let number = |key: &str| expected[key].as_f64().unwrap();
+    let (model, cx) = open(name, kind);
+    let batch = fixed_batch();
+    let last = tch::no_grad(|| model.next_logits(&cx, &batch.inputs).unwrap());
+    assert_eq!(last.size(), [1, 256]);
+    for (index, value) in expected["logits_last_position_first_8"].as_array().unwrap().iter().enumerate() {
+        close("logit", last.double_value(&[0, index as i64]), value.as_f64().unwrap(), logit);
+    }
+    let first = tch::no_grad(|| model.next_logits(&cx, &batch.inputs.narrow(1, 0, 1)).unwrap());
+    for (index, value) in expected["logits_first_position_first_8"].as_array().unwrap().iter().enumerate() {
+        close("logit", first.double_value(&[0, index as i64]), value.as_f64().unwrap(), logit);
+    }
+    let loss = model.loss(&cx, &batch).unwrap().sum / 64.0;
+    assert_eq!(loss.kind(), Kind::Float);
+    loss.backward();
+    let loss = loss.double_value(&[]);
+    close("loss", loss, number("loss"), loss_tolerance * number("loss"));
+    let mut squares = 0.0;
+    let mut seen = 0;
+    for (spec, tensor) in cx.parameters() {
+        let norm = tensor.grad().to_kind(Kind::Double).norm().double_value(&[]);
+        squares += norm * norm;
+        seen += 1;
+        let expected = expected["grad_l2"][&spec.name].as_f64().unwrap_or_else(|| panic!("{} is unknown", spec.name));
+        close(&spec.name, norm, expected, grad * expected);
+    }
+    assert_eq!(seen, expected["grad_l2"].as_object().unwrap().len());
+    close("grad norm", squares.sqrt(), number("grad_norm"), grad * number("grad_norm"));
+    println!("{name} {section}: loss off by {:.2e}", (loss - number("loss")).abs() / number("loss"));
+}
+
+#[test]
+fn llama_float32() {
+    check("tiny-llama", "fixed_input", Kind::Float, 3e-6, 2e-5, 1e-5);
+}
+
+#[test]
+fn llama_bfloat16() {
+    check("tiny-llama", "fixed_input_bf16", Kind::BFloat16, 1e-4, 0.05, 0.02);
+}
+
+#[test]
+fn gpt2_float32() {
+    check("tiny-gpt2", "fixed_input", Kind::Float, 3e-6, 2e-5, 1e-5);
+}
+
+#[test]
+fn gpt2_bfloat16() {
+    check("tiny-gpt2", "fixed_input_bf16", Kind::BFloat16, 1e-4, 0.05, 0.02);
+}
+
+/// The older form of the configuration gives the same model.
+#[test]
+fn both_forms_of_the_configuration_agree() {
+    for name in ["tiny-llama", "tiny-gpt2"] {
+        let folder = golden().join(name);
+        let read = |file: &str| {
+            let path = folder.join(file);
+            let value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+            zf_model::folder::model_from_config(&path, &value).unwrap()
+        };
+        let (new, old) = (read("config.json"), read("config_transformers4.json"));
+        assert_eq!(new.units(), old.units());
+        assert_eq!(new.export_files(), old.export_files());
+    }
+}
