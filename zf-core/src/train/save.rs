@@ -62,6 +62,7 @@ fn meta(run: &Loop<'_>, best: Option<Best>) -> Result<Meta> {
         best,
         versions: super::measure::versions(),
         extra: json!({
+            "base": training.base,
             "progress": encode(&progress)?,
             "batch": { "global": training.run.global_batch, "micro": training.run.micro_batch },
         }),

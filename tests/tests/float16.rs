@@ -1,0 +1,1 @@
+//! float16 with a dynamic loss scale.

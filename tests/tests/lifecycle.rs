@@ -1,0 +1,1 @@
+//! Resuming, rebuilding, exporting.

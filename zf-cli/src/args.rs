@@ -1,0 +1,135 @@
+//! The command line.
+
+use std::io::stdout;
+use std::path::PathBuf;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::commands;
+
+/// Trains models that do not fit: partition, offload and overlap as stages that mix.
+#[derive(Debug, Parser)]
+#[command(name = "zf", version, about, arg_required_else_help = true, max_term_width = 110)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a model as a run file says
+    Train {
+        /// The run file (TOML)
+        run: PathBuf,
+        /// Override one key of the run file, for example -o run.steps=10
+        #[arg(short = 'o', value_name = "KEY=VALUE")]
+        overrides: Vec<String>,
+        /// The run folder; by default runs/<file>-<date>
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Go on from a checkpoint: `auto` (the newest whole one of the run folder, or from the start), or a folder
+        #[arg(long, value_name = "auto|DIR")]
+        resume: Option<String>,
+    },
+    /// Loss and perplexity of a run or model on a text
+    Eval {
+        /// A run folder, a checkpoint, or a Hugging Face folder
+        model: PathBuf,
+        /// The text: .txt, .jsonl, .bin or a folder
+        #[arg(long)]
+        data: PathBuf,
+        /// Tokens of a sequence; by default the run's own, or 256
+        #[arg(long)]
+        sequence_length: Option<usize>,
+    },
+    /// Sample text from a run or model
+    Generate {
+        /// A run folder, a checkpoint, or a Hugging Face folder
+        model: PathBuf,
+        /// How the text begins
+        #[arg(long, default_value = "")]
+        prompt: String,
+        /// Tokens to sample
+        #[arg(long, default_value_t = 200)]
+        tokens: usize,
+        /// Randomness: 0 takes the most likely token each time
+        #[arg(long, default_value_t = 0.8)]
+        temperature: f64,
+        /// Sample among the K most likely tokens only; 0: all
+        #[arg(long, default_value_t = 0)]
+        top_k: usize,
+        /// Key of the randomness
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Write a run's model as a Hugging Face folder
+    Export {
+        /// A run folder or a checkpoint
+        run: PathBuf,
+        /// The folder to make
+        #[arg(long, value_name = "DIR")]
+        to: PathBuf,
+    },
+    /// What a checkpoint holds, and whether it is whole
+    Inspect {
+        /// A checkpoint, or a run folder for its newest one
+        checkpoint: PathBuf,
+    },
+    /// Compare two run folders: losses, norms, state, time, memory, bytes
+    Compare {
+        /// The first run folder
+        a: PathBuf,
+        /// The second run folder
+        b: PathBuf,
+        /// Fail unless losses, norms and state are the same bits
+        #[arg(long, conflicts_with = "tolerance")]
+        equal: bool,
+        /// Fail where losses differ by more than X
+        #[arg(long, value_name = "X")]
+        tolerance: Option<f64>,
+    },
+    /// What is registered; help, example and settings of one entry
+    Stages {
+        /// Only this slot
+        slot: Option<String>,
+        /// Only this entry
+        name: Option<String>,
+        /// As JSON, with schemas
+        #[arg(long)]
+        json: bool,
+    },
+    /// A run file resolved: every key, its value and where it comes from
+    Explain {
+        /// The run file
+        file: PathBuf,
+        /// Override one key of the run file
+        #[arg(short = 'o', value_name = "KEY=VALUE")]
+        overrides: Vec<String>,
+    },
+    /// What works on this machine, and what to do about the rest
+    Doctor,
+    /// Completions for a shell
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        shell: clap_complete::Shell,
+    },
+}
+
+impl Command {
+    /// Runs the command.
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        let out = &mut stdout().lock();
+        match self {
+            Self::Train { run, overrides, out, resume } => {
+                commands::train::run(&run, &overrides, out.as_deref(), resume.as_deref())
+            }
+            Self::Eval { model, data, sequence_length } => commands::eval::run(&model, &data, sequence_length, out),
+            Self::Generate { model, prompt, tokens, temperature, top_k, seed } => {
+                let sampling = commands::generate::Sampling { tokens, temperature, top_k, seed };
+                commands::generate::run(&model, &prompt, &sampling, out)
+            }
+            Self::Export { run, to } => commands::export::run(&run, &to, out),
+            _ => anyhow::bail!("wiring"),
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Names every crate with built-in stages once: a dependency that is never named is not linked, and its stages vanish.
+
+use zf_comm as _;
+use zf_model as _;
+use zf_optim as _;
+use zf_partition as _;

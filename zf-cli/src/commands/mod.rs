@@ -1,0 +1,12 @@
+//! One module a command, each a library function.
+
+// pub mod compare;
+// pub mod completions;
+// pub mod doctor;
+pub mod eval;
+// pub mod explain;
+pub mod export;
+pub mod generate;
+// pub mod inspect;
+// pub mod stages;
+pub mod train;

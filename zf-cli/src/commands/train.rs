@@ -1,0 +1,144 @@
+//! `zf train`.
+
+use std::path::{Path, PathBuf};
+
+use zf_core::checkpoint::{Checkpoint, newest_whole};
+use zf_core::config::{self, Run};
+use zf_core::engine::Stages;
+use zf_core::record::METRICS;
+use zf_core::registry::Registry;
+use zf_core::train::{Resume, Stop, Training};
+use zf_core::{Error, slots};
+
+use crate::progress::{Progress, print_summary};
+
+/// Trains as the run file says.
+///
+/// # Errors
+/// Those of the run file, of the data and model, and of the run.
+pub fn run(file: &Path, overrides: &[String], out: Option<&Path>, resume: Option<&str>) -> anyhow::Result<()> {
+    let registry = Registry::global()?;
+    let run = config::load(Some(file), overrides, registry)?;
+    let folder = out.map_or_else(|| default_folder(run.name()), Path::to_path_buf);
+    let resume = resume.map(|from| checkpoint(from, &folder)).transpose()?.flatten();
+    if resume.is_none() && folder.join(METRICS).exists() && !overwritable(&folder)? {
+        return Err(Error::Config(format!(
+            "{} already holds a run; go on with --resume auto, or name another folder with --out",
+            folder.display()
+        ))
+        .into());
+    }
+    let stop = Stop::default();
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // A second signal ends the program at once.
+        signal_hook::flag::register_conditional_shutdown(signal, 130, stop.flag())?;
+        signal_hook::flag::register(signal, stop.flag())?;
+    }
+    let training = training(&run, registry, folder, resume, stop)?;
+    let mut progress = Progress::new();
+    let result = training.run(&mut progress);
+    progress.close();
+    let summary = result?;
+    print_summary(&summary, &training.folder);
+    Ok(())
+}
+
+/// Puts the pieces of a run file together, to be run with [`Training::run`].
+///
+/// # Errors
+/// Those of the stages' settings, with place and caret.
+pub fn training(
+    run: &Run,
+    registry: &Registry,
+    folder: PathBuf,
+    resume: Option<Resume>,
+    stop: Stop,
+) -> anyhow::Result<Training> {
+    let mut context = run.context();
+    let model = run.build::<slots::Model>(registry, &context)?;
+    context.model_folder = model.folder.clone();
+    context.vocabulary = Some(model.model.vocabulary());
+    Ok(Training {
+        run: run.run.clone(),
+        device: run.device.clone(),
+        reduce: run.reduce.clone(),
+        log: run.log.clone(),
+        stages: Stages {
+            partitioner: run.build::<slots::Partition>(registry, &context)?,
+            optimizer: run.build::<slots::Optim>(registry, &context)?,
+            schedule: run.build::<slots::Schedule>(registry, &context)?,
+        },
+        fabric: run.build::<slots::Transport>(registry, &context)?,
+        data: run.build::<slots::Data>(registry, &context)?,
+        model,
+        folder,
+        resolved: run.resolved_toml(),
+        base: std::path::absolute(run.base())?,
+        command: std::env::args().collect(),
+        resume,
+        stop,
+    })
+}
+
+/// The checkpoint that `--resume` names: of `auto` the newest whole one, or none where there is none.
+fn checkpoint(from: &str, folder: &Path) -> Result<Option<Resume>, Error> {
+    if from != "auto" {
+        let path = Path::new(from);
+        let run = path.join("checkpoints");
+        if !run.is_dir() {
+            return Resume::new(Checkpoint::open(path)?).map(Some);
+        }
+        let Some((_, newest)) = newest_whole(&run)? else {
+            return Err(Error::Input(format!("{}: no whole checkpoint in it", run.display())));
+        };
+        return Resume::new(Checkpoint::open(&newest)?).map(Some);
+    }
+    let root = folder.join("checkpoints");
+    if !root.is_dir() {
+        return Ok(None);
+    }
+    newest_whole(&root)?.map(|(_, path)| Resume::new(Checkpoint::open(&path)?)).transpose()
+}
+
+/// Whether a folder holds the metrics of a run that never came to a checkpoint.
+fn overwritable(folder: &Path) -> Result<bool, Error> {
+    let root = folder.join("checkpoints");
+    Ok(!root.is_dir() || zf_core::checkpoint::list(&root)?.is_empty())
+}
+
+/// `runs/<file>-<date>`, with a number where that exists.
+fn default_folder(name: &str) -> PathBuf {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (year, month, day) = civil(now / 86400);
+    let (hour, minute, second) = (now / 3600 % 24, now / 60 % 60, now % 60);
+    let base = format!("runs/{name}-{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}");
+    (0..)
+        .map(|number| PathBuf::from(if number == 0 { base.clone() } else { format!("{base}-{number}") }))
+        .find(|path| !path.exists())
+        .expect("numbers do not run out before folders do")
+}
+
+/// Year, month and day (UTC) of a day counted from 1 January 1970, in the proleptic Gregorian calendar.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::civil;
+
+    #[test]
+    fn days_become_dates() {
+        assert_eq!(civil(0), (1970, 1, 1));
+        assert_eq!(civil(11_016), (2000, 2, 29));
+        assert_eq!(civil(20_788), (2026, 12, 1));
+    }
+}

@@ -1,0 +1,36 @@
+//! From an error to one or two lines and an exit code.
+
+use std::process::ExitCode;
+
+/// Prints what went wrong on standard error and returns the exit code.
+pub(crate) fn report(result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    if is_broken_pipe(&error) {
+        return ExitCode::SUCCESS;
+    }
+    let code =
+        error.chain().find_map(|cause| cause.downcast_ref::<zf_core::Error>()).map_or(1, zf_core::Error::exit_code);
+    match code {
+        130 => eprintln!("interrupted"),
+        _ => eprintln!("error: {}", text(&error)),
+    }
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+/// The messages of an error and its causes, without repetition.
+fn text(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let message = cause.to_string();
+        if !text.contains(&message) {
+            text = if text.is_empty() { message } else { format!("{text}: {message}") };
+        }
+    }
+    text
+}
+
+/// A reader such as `head` that went away is no error.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let broken = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
+    error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).any(broken)
+}
