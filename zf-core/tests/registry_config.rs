@@ -512,3 +512,22 @@ fn no_text_makes_the_reader_panic() {
         let _ = read(&text, &[&over]);
     });
 }
+
+#[test]
+fn deep_and_large_texts_are_refused() {
+    let keys = vec!["a"; 2000].join(".");
+    let error = read(&format!("{keys} = 1"), &[]).expect_err("too deep").to_string();
+    assert!(error.contains("nested more than 64 deep"), "{error:.200}");
+    assert!(error.len() < 400, "{error}");
+    let error = read(BASE, &[&format!("{keys}=1")]).expect_err("too deep").to_string();
+    assert!(error.contains("nested more than 64 deep"), "{error:.200}");
+    let error = read(&format!("a = {}", "[".repeat(100_000)), &[]).expect_err("too deep").to_string();
+    assert!(error.starts_with("demo.toml:1:"), "{error:.200}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("model.safetensors");
+    std::fs::write(&file, vec![b' '; (4 << 20) + 1]).expect("written");
+    let error = config::load(Some(&file), &[], Registry::global().expect("no duplicates")).expect_err("too large");
+    assert!(error.to_string().ends_with("larger than 4 MiB, which is no run file"), "{error}");
+    let error = config::load(Some(folder.path()), &[], Registry::global().expect("no duplicates"));
+    assert!(error.expect_err("a folder").to_string().contains("cannot be read"));
+}

@@ -1,15 +1,19 @@
 //! Reading layers and laying them over each other: preset, `extends` files, file, overrides.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::rules::EXCLUSIVE;
 use super::source::{Kind, Mark, Source};
-use super::tree::{Body, Node, ParseError, Tree};
+use super::tree::{Body, MAX_DEPTH, Node, ParseError, Tree};
 use crate::registry::{Registry, SlotInfo, Step, schema};
 use crate::{Error, Result, slots};
 
 /// How many files may extend each other.
-const MAX_DEPTH: usize = 16;
+const MAX_FILES: usize = 16;
+
+/// How large a run file may be.
+const MAX_BYTES: u64 = 4 << 20;
 
 /// All layers laid over each other.
 pub(super) struct Layers {
@@ -60,6 +64,9 @@ impl<'a> Loader<'a> {
             return Err(Error::Config(format!(
                 "-o {text}: expected a key such as run.steps before `=`, found `{key}`"
             )));
+        }
+        if keys.len() > MAX_DEPTH {
+            return Err(Error::Config(format!("-o {text}: the key is nested more than {MAX_DEPTH} deep")));
         }
         if keys == ["extends"] {
             return Err(Error::Config(format!("-o {text}: `extends` can be set in a file only")));
@@ -117,7 +124,7 @@ impl<'a> Loader<'a> {
             None => Error::Config(message),
         };
         let bytes =
-            std::fs::read(path).map_err(|error| blame(self, format!("{}: cannot be read: {error}", path.display())))?;
+            read_limited(path).map_err(|error| blame(self, format!("{}: cannot be read: {error}", path.display())))?;
         let text = String::from_utf8(bytes).map_err(|error| {
             let at = error.utf8_error().valid_up_to();
             blame(self, format!("{}: not UTF-8 at byte {at}", path.display()))
@@ -127,8 +134,8 @@ impl<'a> Loader<'a> {
             let message = format!("{} extends itself", path.display());
             return Err(blame(self, message));
         }
-        if chain.len() == MAX_DEPTH {
-            let message = format!("more than {MAX_DEPTH} files extend each other");
+        if chain.len() == MAX_FILES {
+            let message = format!("more than {MAX_FILES} files extend each other");
             return Err(blame(self, message));
         }
         chain.push(identity);
@@ -175,6 +182,17 @@ impl<'a> Loader<'a> {
     fn fail(&self, mark: &Mark, message: &str, advice: &str) -> Error {
         Error::Config(self.sources[mark.source].render(&mark.span, message, advice))
     }
+}
+
+/// The bytes of a file of at most [`MAX_BYTES`], so that a model given by mistake is not read into memory.
+fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        let message = format!("larger than {} MiB, which is no run file", MAX_BYTES >> 20);
+        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(bytes)
 }
 
 /// An override's value as nodes that all carry the override's mark.

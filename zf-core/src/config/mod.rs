@@ -188,7 +188,8 @@ impl Run {
     /// Ranks as far as the file says: `transport.ranks`.
     fn ranks(&self) -> Option<usize> {
         let ranks = self.section("transport")?.get("ranks")?.plain();
-        usize::try_from(ranks.as_integer()?).ok()
+        // The transport itself refuses 0.
+        usize::try_from(ranks.as_integer()?).ok().filter(|ranks| *ranks > 0)
     }
 
     fn section(&self, name: &str) -> Option<&Tree> {

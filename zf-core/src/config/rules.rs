@@ -69,7 +69,10 @@ pub(super) fn batch(run: &RunSection, ranks: usize) -> Result<usize, Broken> {
     if micro == 0 {
         return broken("run.micro_batch", "must be at least 1, found 0", "");
     }
-    let Some(block) = micro.checked_mul(ranks).filter(|block| *block > 0) else {
+    if ranks == 0 {
+        return broken("run.global_batch", "cannot be split over 0 ranks", "");
+    }
+    let Some(block) = micro.checked_mul(ranks) else {
         return broken("run.micro_batch", format!("{micro} is too large for {ranks} ranks"), "");
     };
     if global.is_multiple_of(block) {
@@ -80,8 +83,9 @@ pub(super) fn batch(run: &RunSection, ranks: usize) -> Result<usize, Broken> {
          {block} does not divide it"
     );
     let below = global / block * block;
-    let batches =
-        if below == 0 { format!("global_batch {block}") } else { format!("global_batch {below} or {}", below + block) };
+    let fitting = [Some(below).filter(|below| *below > 0), below.checked_add(block)];
+    let fitting: Vec<String> = fitting.iter().flatten().map(usize::to_string).collect();
+    let batches = format!("global_batch {}", fitting.join(" or "));
     // Listing divisors takes the square root of the number, which a typing error can make very long.
     let advice = if global.is_multiple_of(ranks) && global < 1 << 32 {
         let fitting = divisors(global / ranks);

@@ -3,6 +3,9 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+/// The longest line that messages show in full.
+const LONG: usize = 160;
+
 /// What kind of layer a value comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -78,8 +81,13 @@ impl Source {
         let (number, column, line, start) = self.line(span.start);
         let end = span.end.clamp(start, start + line.len());
         let width = self.text.get(span.start..end).map_or(1, |marked| marked.chars().count().max(1));
+        // Of a very long line the part around the place is shown.
+        let skipped = if line.chars().count() > LONG { (column - 1).saturating_sub(LONG / 4) } else { 0 };
+        let line: String = line.chars().skip(skipped).take(LONG).collect();
+        let before = column - 1 - skipped;
+        let width = width.min(LONG.saturating_sub(before)).max(1);
         // Tabs stay tabs, so that the caret lies below its text whatever their width.
-        let indent: String = line.chars().take(column - 1).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
+        let indent: String = line.chars().take(before).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
         let digits = number.to_string();
         let gap = " ".repeat(digits.len());
         let caret = "^".repeat(width);

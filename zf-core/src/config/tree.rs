@@ -10,6 +10,9 @@ use toml::de::{DeTable, DeValue};
 use super::source::Mark;
 use crate::registry::Step;
 
+/// How deep tables and arrays may be nested: walking them must not exhaust the stack.
+pub(super) const MAX_DEPTH: usize = 64;
+
 /// A value with its place.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
@@ -81,19 +84,22 @@ impl Node {
         }
     }
 
-    fn of(key: Mark, value: Spanned<DeValue<'_>>) -> Result<Self, ParseError> {
+    fn of(key: Mark, value: Spanned<DeValue<'_>>, depth: usize) -> Result<Self, ParseError> {
         let source = key.source;
+        if depth == MAX_DEPTH {
+            return Err(ParseError { span: value.span(), message: format!("nested more than {MAX_DEPTH} deep") });
+        }
         let mark = Mark { source, span: value.span() };
         let body = match value.get_ref() {
             DeValue::Table(_) => match value.into_inner() {
-                DeValue::Table(table) => Body::Table(Tree::of(source, table)?),
+                DeValue::Table(table) => Body::Table(Tree::of(source, table, depth + 1)?),
                 _ => return Err(changed(mark.span)),
             },
             DeValue::Array(_) => match value.into_inner() {
                 DeValue::Array(items) => {
                     let nodes = items.into_iter().map(|item| {
                         let place = Mark { source, span: item.span() };
-                        Self::of(place, item)
+                        Self::of(place, item, depth + 1)
                     });
                     Body::Array(nodes.collect::<Result<_, _>>()?)
                 }
@@ -116,14 +122,14 @@ fn changed(span: Range<usize>) -> ParseError {
 impl Tree {
     /// Reads a document; spans point into source number `source`, whose text `text` is.
     pub(super) fn parse(source: usize, text: &str) -> Result<Self, ParseError> {
-        Self::of(source, DeTable::parse(text)?.into_inner())
+        Self::of(source, DeTable::parse(text)?.into_inner(), 0)
     }
 
-    fn of(source: usize, table: DeTable<'_>) -> Result<Self, ParseError> {
+    fn of(source: usize, table: DeTable<'_>, depth: usize) -> Result<Self, ParseError> {
         let mut entries: Vec<(String, Node)> = Vec::with_capacity(table.len());
         for (key, value) in table {
             let mark = Mark { source, span: key.span() };
-            entries.push((key.into_inner().into_owned(), Node::of(mark, value)?));
+            entries.push((key.into_inner().into_owned(), Node::of(mark, value, depth)?));
         }
         // toml may sort keys; the file's order is that of the places.
         entries.sort_by_key(|(_, node)| node.key.span.start);
