@@ -9,22 +9,22 @@ use zf_core::model::{Batch, Model};
 use zf_model::folder::HfFolder;
 use zf_model::plain::PlainContext;
 
-pub fn golden() -> PathBuf {
+pub(crate) fn golden() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
 }
 
-pub fn open(name: &str, kind: Kind) -> (Arc<dyn Model>, PlainContext) {
+pub(crate) fn open(name: &str, kind: Kind) -> (Arc<dyn Model>, PlainContext) {
     let folder = HfFolder::open(golden().join(name)).unwrap();
     let cx = PlainContext::new(&*folder.model(), &folder, kind, Device::Cpu).unwrap();
     (folder.model(), cx)
 }
 
-pub fn tokens(count: usize) -> Vec<i64> {
+pub(crate) fn tokens(count: usize) -> Vec<i64> {
     let bytes = std::fs::read(golden().join("tokens.bin")).unwrap();
     bytes.chunks_exact(2).take(count).map(|pair| i64::from(u16::from_le_bytes([pair[0], pair[1]]))).collect()
 }
 
-pub fn fixed_batch() -> Batch {
+pub(crate) fn fixed_batch() -> Batch {
     let tokens = Tensor::from_slice(&tokens(65));
     Batch {
         inputs: tokens.narrow(0, 0, 64).view([1, 64]),

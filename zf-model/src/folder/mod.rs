@@ -189,7 +189,7 @@ fn is_buffer(name: &str) -> bool {
     [".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"].iter().any(|suffix| name.ends_with(suffix))
 }
 
-fn not_a_folder(path: &Path) -> String {
+pub(crate) fn not_a_folder(path: &Path) -> String {
     let text = path.display().to_string();
     let mut parts = text.split('/');
     let plain = |part: Option<&str>| part.is_some_and(|part| !part.is_empty() && part != "." && part != "..");
