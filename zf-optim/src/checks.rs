@@ -53,11 +53,11 @@ pub(crate) fn base(lr: f64, weight_decay: f64, groups: &[GroupRule]) -> anyhow::
     Ok(())
 }
 
+/// Master, gradient, states and output of a host slice.
+pub(crate) type Parts<'a, const N: usize> = (&'a mut [f32], &'a [f32], [&'a mut [f32]; N], Out<'a>);
+
 /// Splits off the states of a host slice and checks that everything has one length.
-pub(crate) fn host<'s, const N: usize>(
-    rule: &str,
-    slice: &'s mut HostSlice<'_>,
-) -> Result<(&'s mut [f32], &'s [f32], [&'s mut [f32]; N], Out<'s>)> {
+pub(crate) fn host<'s, const N: usize>(rule: &str, slice: &'s mut HostSlice<'_>) -> Result<Parts<'s, N>> {
     let n = slice.master.len();
     let out = match &slice.out {
         Out::None => n,

@@ -9,12 +9,15 @@ use zf_core::model::{Init, ParamSpec, UnitSpec};
 use zf_core::stage::Partitioner;
 use zf_partition::{ByteSize, Scope, Scopes, ZeroConfig};
 
+/// Shape, whether it is trained, whether it is tied.
+type Param = (Vec<i64>, bool, bool);
+
 /// Units of parameters with 0 to 3 dimensions, some of them empty, frozen or tied.
 fn units() -> impl Strategy<Value = Vec<UnitSpec>> {
     let param = (prop::collection::vec(0i64..9, 0..4), prop::bool::weighted(0.8), any::<bool>());
     let unit = (prop::collection::vec(param, 0..6), any::<bool>());
     prop::collection::vec(unit, 0..5).prop_map(|units| {
-        let unit = |(u, (params, root)): (usize, (Vec<(Vec<i64>, bool, bool)>, bool))| UnitSpec {
+        let unit = |(u, (params, root)): (usize, (Vec<Param>, bool))| UnitSpec {
             name: format!("unit{u}"),
             root,
             params: params
