@@ -17,9 +17,9 @@ const REQUIRED: f64 = 0.25;
 
 fn main() {
     let mut criterion = Criterion::default()
-        .sample_size(20)
+        .sample_size(12)
         .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(4))
+        .measurement_time(Duration::from_secs(3))
         .configure_from_args();
     let mut copy = f64::INFINITY;
     let mut all_reduce = f64::INFINITY;

@@ -111,22 +111,6 @@ impl Work {
         }
     }
 
-    /// The bytes that member `member` of `size` would send in a ring, as `CommBytes` counts them. Where pieces differ,
-    /// a member sends all but its own, so that the sum over members is exact.
-    pub(crate) fn ring_bytes(&self, member: usize, size: usize) -> u64 {
-        let all_but_own = |spans: &[Span]| others(spans, member).map(Span::bytes).sum::<usize>();
-        let all_but_share = |span: &Span| (span.len - share(span.len, member, size).len()) * span.dtype.bytes();
-        let bytes = match self {
-            Self::AllReduce { tensor, .. } => 2 * all_but_share(tensor),
-            Self::ReduceScatter { inputs, .. } => all_but_own(inputs),
-            Self::AllGather { outputs, .. } => all_but_own(outputs),
-            Self::AllToAll { inputs, .. } => all_but_own(inputs),
-            Self::Broadcast { tensor, .. } => all_but_share(tensor),
-            Self::Exchange { bytes } => bytes.len() * (size - 1),
-        };
-        bytes as u64
-    }
-
     /// Bytes of this rank's memory that the collective touches.
     pub(crate) fn bytes(&self) -> usize {
         let sum = |spans: &[Span]| spans.iter().map(Span::bytes).sum::<usize>();

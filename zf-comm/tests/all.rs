@@ -6,3 +6,5 @@ mod collectives;
 mod common;
 #[path = "all/failures.rs"]
 mod failures;
+#[path = "all/wrappers.rs"]
+mod wrappers;

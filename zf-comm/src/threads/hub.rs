@@ -147,7 +147,7 @@ impl Hub {
         // The bytes are moved and counted here.
         let moved = catch_unwind(AssertUnwindSafe(|| {
             parts::run(meeting.parts(), member);
-            self.seats[rank].count(&meeting.parts()[member].work, member, meeting.group.size());
+            self.seats[rank].count(&meeting.parts()[member]);
         }));
         if moved.is_err() {
             self.fail(format!("rank {rank} failed: a panic while it exchanged tensors"));
@@ -200,7 +200,7 @@ impl Hub {
         let parts = meeting.parts();
         if let Some(Work::Exchange { .. }) = parts.first().map(|part| &part.work) {
             for (member, rank) in meeting.group.ranks().iter().enumerate() {
-                self.seats[*rank].count(&parts[member].work, member, meeting.group.size());
+                self.seats[*rank].count(&parts[member]);
             }
             return meeting.exchange();
         }
@@ -246,8 +246,8 @@ impl Seat {
         }
     }
 
-    fn count(&self, work: &Work, member: usize, size: usize) {
-        let at = match work {
+    fn count(&self, part: &Part) {
+        let at = match part.work {
             Work::AllReduce { .. } => 0,
             Work::ReduceScatter { .. } => 1,
             Work::AllGather { .. } => 2,
@@ -255,7 +255,7 @@ impl Seat {
             Work::Broadcast { .. } => 4,
             Work::Exchange { .. } => 5,
         };
-        self.bytes[at].fetch_add(work.ring_bytes(member, size), Ordering::Relaxed);
+        self.bytes[at].fetch_add(part.bytes, Ordering::Relaxed);
     }
 
     /// Counted so far.

@@ -20,6 +20,8 @@ pub(crate) struct Part {
     pub(crate) name: &'static str,
     pub(crate) label: String,
     pub(crate) work: Work,
+    /// What it counts for, see `CommBytes`.
+    pub(crate) bytes: u64,
     /// Keeps the tensors alive that `work` points into, until the meeting is settled.
     pub(crate) tensors: Mutex<Option<Collective>>,
     pub(crate) reply: Sender<Reply>,

@@ -17,6 +17,9 @@ use zf_core::{Error, Result};
 use hub::Hub;
 use transport::ThreadsTransport;
 
+/// Each rank has two threads.
+const MOST_RANKS: usize = 1024;
+
 /// Settings of the `threads` transport.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -39,6 +42,25 @@ impl Default for ThreadsConfig {
     }
 }
 
+impl ThreadsConfig {
+    /// Whether the settings fit together.
+    ///
+    /// # Errors
+    /// The key that is wrong and what was expected: between 1 and 1024 ranks, and `ranks_per_node` divides them.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        let ranks = self.ranks;
+        if !(1..=MOST_RANKS).contains(&ranks) {
+            return Err(("ranks", format!("expected 1 to {MOST_RANKS} ranks in one process, found {ranks}")));
+        }
+        match self.ranks_per_node {
+            Some(node) if node == 0 || !ranks.is_multiple_of(node) => {
+                Err(("ranks_per_node", format!("expected a divisor of ranks = {ranks}, found {node}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// All ranks of a run in one process. Cloning gives another handle of the same ranks.
 ///
 /// A collective starts when the last member has issued it and the one before it in its group is complete. Each member's
@@ -54,19 +76,11 @@ impl Threads {
     /// Ranks that nobody has connected yet.
     ///
     /// # Errors
-    /// [`Error::Config`]: no ranks, or `ranks_per_node` does not divide them.
+    /// [`Error::Config`]: settings that [`ThreadsConfig::check`] refuses.
     pub fn new(config: &ThreadsConfig) -> Result<Self> {
-        let ThreadsConfig { ranks, timeout, ranks_per_node } = *config;
-        if ranks == 0 {
-            return Err(Error::Config("transport.ranks: expected at least 1, found 0".into()));
-        }
-        let ranks_per_node = ranks_per_node.unwrap_or(ranks);
-        if ranks_per_node == 0 || !ranks.is_multiple_of(ranks_per_node) {
-            return Err(Error::Config(format!(
-                "transport.ranks_per_node: expected a divisor of ranks = {ranks}, found {ranks_per_node}"
-            )));
-        }
-        Ok(Self { hub: Arc::new(Hub::new(ranks, timeout)), ranks_per_node })
+        config.check().map_err(|(key, message)| Error::Config(format!("transport.{key}: {message}")))?;
+        let ranks_per_node = config.ranks_per_node.unwrap_or(config.ranks);
+        Ok(Self { hub: Arc::new(Hub::new(config.ranks, config.timeout)), ranks_per_node })
     }
 
     /// Ranks that count as one node.

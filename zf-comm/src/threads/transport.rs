@@ -13,6 +13,7 @@ use zf_core::{Error, Result};
 
 use super::hub::{Hub, Message};
 use super::meeting::{Meeting, Part, Reply};
+use crate::counting::ring_bytes;
 use crate::duration;
 use crate::work::Work;
 
@@ -67,6 +68,7 @@ impl Transport for ThreadsTransport {
             Error::comm(format!("{name} {label:?} in group {:?}, rank {}: {found}", group.ranks(), self.rank))
         };
         let member = check_group(&group, self.rank, self.hub.seats.len()).map_err(refuse)?;
+        let bytes = ring_bytes(&collective, member, group.size());
         let work = Work::of(&mut collective, member, group.size()).map_err(refuse)?;
         let seat = &self.hub.seats[self.rank];
         if group.size() == 1 && work.is_done_alone() && seat.in_flight.load(Ordering::Acquire) == 0 {
@@ -81,7 +83,7 @@ impl Transport for ThreadsTransport {
         };
         let (reply, answer) = bounded(1);
         seat.in_flight.fetch_add(1, Ordering::AcqRel);
-        let part = Part { name, label: label.clone(), work, tensors: Mutex::new(Some(collective)), reply };
+        let part = Part { name, label: label.clone(), work, bytes, tensors: Mutex::new(Some(collective)), reply };
         let meeting = self.hub.arrive(&group, sequence, member, part);
         Ok(Ticket::new(Box::new(Waiting { hub: Arc::clone(&self.hub), meeting, name, label, answer })))
     }
