@@ -79,6 +79,10 @@ fn check(name: &str, section: &str, kind: Kind, loss_tolerance: f64, logit: f64,
     println!("{name} {section}: loss off by {:.2e}", (loss - number("loss")).abs() / number("loss"));
 }
 
+/// The reference computes attention by separate bfloat16 operators; the fused kernel rounds less often. Over 64 tokens
+/// that is up to 2.1e-4; over the 512 of a step (below) it averages out.
+const BF16_LOSS: f64 = 3e-4;
+
 #[test]
 fn llama_float32() {
     check("tiny-llama", "fixed_input", Kind::Float, 3e-6, 2e-5, 1e-5);
@@ -86,7 +90,7 @@ fn llama_float32() {
 
 #[test]
 fn llama_bfloat16() {
-    check("tiny-llama", "fixed_input_bf16", Kind::BFloat16, 1e-4, 0.05, 0.02);
+    check("tiny-llama", "fixed_input_bf16", Kind::BFloat16, BF16_LOSS, 0.05, 0.02);
 }
 
 #[test]
@@ -96,7 +100,7 @@ fn gpt2_float32() {
 
 #[test]
 fn gpt2_bfloat16() {
-    check("tiny-gpt2", "fixed_input_bf16", Kind::BFloat16, 1e-4, 0.05, 0.02);
+    check("tiny-gpt2", "fixed_input_bf16", Kind::BFloat16, BF16_LOSS, 0.05, 0.02);
 }
 
 /// The older form of the configuration gives the same model.
@@ -112,5 +116,32 @@ fn both_forms_of_the_configuration_agree() {
         let (new, old) = (read("config.json"), read("config_transformers4.json"));
         assert_eq!(new.units(), old.units());
         assert_eq!(new.export_files(), old.export_files());
+    }
+}
+
+fn step_zero() -> Batch {
+    let all = tokens(64 * 8 + 1);
+    let tokens = Tensor::from_slice(&all);
+    Batch {
+        inputs: tokens.narrow(0, 0, 512).view([8, 64]),
+        targets: tokens.narrow(0, 1, 512).view([8, 64]),
+        sequences: (0..8).collect(),
+        target_tokens: 512,
+    }
+}
+
+/// The first loss of the given bfloat16 runs. A float32 model misses it by 1.35e-3.
+#[test]
+fn step_zero_in_bfloat16() {
+    tch::set_num_threads(1);
+    for name in ["tiny-llama", "tiny-gpt2"] {
+        let expected = reference(name, "runs");
+        for (kind, run) in [(Kind::Float, "adamw"), (Kind::BFloat16, "bf16_adamw")] {
+            let Some(first) = expected[run]["loss"][0].as_f64() else { continue };
+            let (model, cx) = open(name, kind);
+            let loss = (model.loss(&cx, &step_zero()).unwrap().sum / 512.0).double_value(&[]);
+            println!("{name} {run}: off by {:.2e}", loss - first);
+            close(name, loss, first, if kind == Kind::Float { 3e-6 * first } else { 6e-4 });
+        }
     }
 }

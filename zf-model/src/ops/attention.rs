@@ -38,15 +38,14 @@ pub fn causal_attention(
 ) -> anyhow::Result<Tensor> {
     let (batch, length, heads, width) = q.size4()?;
     let groups = k.size4()?.2;
-    let (k, v) = if groups == heads {
-        (k.shallow_clone(), v.shallow_clone())
-    } else {
-        (repeat(k, heads / groups)?, repeat(v, heads / groups)?)
-    };
-    let (q, k, v) = (q.f_transpose(1, 2)?, k.f_transpose(1, 2)?, v.f_transpose(1, 2)?);
+    let turn = |x: &Tensor| x.f_transpose(1, 2);
     let mixed = match drop {
-        None => Tensor::f_scaled_dot_product_attention(&q, &k, &v, None::<Tensor>, 0.0, true, scale, false)?,
+        None => {
+            let (q, k, v) = (turn(q)?, turn(k)?, turn(v)?);
+            Tensor::f_scaled_dot_product_attention(&q, &k, &v, None::<Tensor>, 0.0, true, scale, groups != heads)?
+        }
         Some(drop) => {
+            let (q, k, v) = (turn(q)?, turn(&repeat(k, heads / groups)?)?, turn(&repeat(v, heads / groups)?)?);
             let scores = q.f_matmul(&k.f_transpose(2, 3)?)?.f_mul_scalar(scale)?;
             let future = Tensor::f_ones([length, length], (Kind::Bool, q.device()))?.f_triu(1)?;
             let weights =
