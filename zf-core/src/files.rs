@@ -141,6 +141,15 @@ pub fn sync_folder(folder: &Path) -> Result<()> {
     }
 }
 
+/// Bytes that a user may still write on the file system of `folder`.
+///
+/// # Errors
+/// [`Error::Io`] naming the folder.
+pub fn free_space(folder: &Path) -> Result<u64> {
+    let stats = rustix::fs::statvfs(folder).map_err(|e| Error::io(folder, e.into()))?;
+    Ok(stats.f_bavail.saturating_mul(stats.f_frsize))
+}
+
 /// `name.PROCESS-NUMBER.tmp`, as [`AtomicFile`] makes it, and nothing else that happens to end in `.tmp`.
 fn is_temporary(name: &str) -> bool {
     name.strip_suffix(TEMPORARY)
