@@ -324,4 +324,4 @@ fn cannot_encode(path: &Path, error: &dyn std::fmt::Display) -> Error {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
