@@ -100,7 +100,7 @@ impl Rotary {
     pub fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor, TchError> {
         let half = x.size().last().copied().unwrap_or(0) / 2;
         let swapped = x.f_roll([half].as_slice(), [-1i64].as_slice())?;
-        x.f_mul(cos)?.f_add(&swapped.f_mul(sin)?)
+        x.f_mul(cos)?.f_addcmul(&swapped, sin)
     }
 }
 
