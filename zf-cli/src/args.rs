@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use zf_core::record::Mode;
+
 use crate::commands;
 
 /// Trains models that do not fit: partition, offload and overlap as stages that mix.
@@ -107,7 +109,11 @@ pub(crate) enum Command {
         overrides: Vec<String>,
     },
     /// What works on this machine, and what to do about the rest
-    Doctor,
+    Doctor {
+        /// The folder whose file system is tried
+        #[arg(default_value = ".")]
+        folder: PathBuf,
+    },
     /// Completions for a shell
     Completions {
         /// bash, zsh, fish, elvish or powershell
@@ -129,7 +135,19 @@ impl Command {
                 commands::generate::run(&model, &prompt, &sampling, out)
             }
             Self::Export { run, to } => commands::export::run(&run, &to, out),
-            _ => anyhow::bail!("wiring"),
+            Self::Inspect { checkpoint } => commands::inspect::run(&checkpoint, out),
+            Self::Compare { a, b, equal, tolerance } => {
+                let mode = match tolerance {
+                    Some(tolerance) => Mode::Tolerance(tolerance),
+                    None if equal => Mode::Equal,
+                    None => Mode::Report,
+                };
+                commands::compare::run(&a, &b, mode, out)
+            }
+            Self::Stages { slot, name, json } => commands::stages::run(slot.as_deref(), name.as_deref(), json, out),
+            Self::Explain { file, overrides } => commands::explain::run(&file, &overrides, out),
+            Self::Doctor { folder } => commands::doctor::run(&folder, out),
+            Self::Completions { shell } => commands::completions::run(shell, Args::command(), out),
         }
     }
 }

@@ -61,6 +61,7 @@ impl Opened {
 
     fn checkpoint(path: &Path) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
+        checkpoint.verify()?;
         let meta = checkpoint.meta();
         let run = Run::from_toml_str(&meta.run, "the run stored in the checkpoint")?;
         let base = meta.extra["base"].as_str().unwrap_or("");

@@ -9,6 +9,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use zf_core::record::{StepRecord, Summary};
 use zf_core::train::Observer;
 
+use crate::commands::size::bytes as size;
+
 /// Shows a run's progress on standard error, and lines of interest on standard output.
 #[derive(Debug)]
 pub struct Progress {
@@ -144,18 +146,6 @@ pub(crate) fn print_summary(summary: &Summary, folder: &Path) {
     row("state hash", summary.state_hash.chars().take(16).collect());
     println!("{table}");
     println!("run folder: {}", folder.display());
-}
-
-/// Bytes as a person reads them, decimal.
-pub(crate) fn size(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    for unit in ["B", "kB", "MB", "GB"] {
-        if value < 1000.0 {
-            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
-        }
-        value /= 1000.0;
-    }
-    format!("{value:.1} TB")
 }
 
 /// Minutes and seconds, with hours where there are any.

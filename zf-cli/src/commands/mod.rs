@@ -1,12 +1,13 @@
 //! One module a command, each a library function.
 
-// pub mod compare;
-// pub mod completions;
-// pub mod doctor;
+pub mod compare;
+pub mod completions;
+pub mod doctor;
 pub mod eval;
-// pub mod explain;
+pub mod explain;
 pub mod export;
 pub mod generate;
-// pub mod inspect;
-// pub mod stages;
+pub mod inspect;
+pub(crate) mod size;
+pub mod stages;
 pub mod train;

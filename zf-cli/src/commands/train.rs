@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use zf_core::checkpoint::{Checkpoint, newest_whole};
+use zf_core::checkpoint::{Checkpoint, list};
 use zf_core::config::{self, Run};
 use zf_core::engine::Stages;
 use zf_core::record::METRICS;
@@ -20,6 +20,7 @@ pub fn run(file: &Path, overrides: &[String], out: Option<&Path>, resume: Option
     let registry = Registry::global()?;
     let run = config::load(Some(file), overrides, registry)?;
     let folder = out.map_or_else(|| default_folder(run.name()), Path::to_path_buf);
+    creatable(&folder)?;
     let resume = resume.map(|from| checkpoint(from, &folder)).transpose()?.flatten();
     if resume.is_none() && folder.join(METRICS).exists() && !overwritable(&folder)? {
         return Err(Error::Config(format!(
@@ -82,28 +83,54 @@ pub fn training(
 
 /// The checkpoint that `--resume` names: of `auto` the newest whole one, or none where there is none.
 fn checkpoint(from: &str, folder: &Path) -> Result<Option<Resume>, Error> {
-    if from != "auto" {
-        let path = Path::new(from);
-        let run = path.join("checkpoints");
-        if !run.is_dir() {
-            return Resume::new(Checkpoint::open(path)?).map(Some);
+    if from == "auto" {
+        return newest_whole(&folder.join("checkpoints"));
+    }
+    let (path, run) = (Path::new(from), Path::new(from).join("checkpoints"));
+    if !run.is_dir() {
+        return Resume::new(Checkpoint::open(path)?).map(Some);
+    }
+    // Only `auto` may go back to an older one.
+    match list(&run)?.pop() {
+        Some((_, newest)) => Resume::new(Checkpoint::open(&newest)?).map(Some),
+        None => Err(Error::Input(format!("{}: no checkpoint in it", run.display()))),
+    }
+}
+
+/// The newest checkpoint whose checksums match; none where none was ever written.
+fn newest_whole(root: &Path) -> Result<Option<Resume>, Error> {
+    let mut wrong = None;
+    for (_, path) in list(root)?.into_iter().rev() {
+        match Checkpoint::open(&path).and_then(Resume::new) {
+            Ok(resume) => return Ok(Some(resume)),
+            Err(error) => {
+                tracing::warn!("passing over a checkpoint that is not whole: {error}");
+                wrong.get_or_insert(error);
+            }
         }
-        let Some((_, newest)) = newest_whole(&run)? else {
-            return Err(Error::Input(format!("{}: no whole checkpoint in it", run.display())));
-        };
-        return Resume::new(Checkpoint::open(&newest)?).map(Some);
     }
-    let root = folder.join("checkpoints");
-    if !root.is_dir() {
-        return Ok(None);
+    match wrong {
+        None => Ok(None),
+        Some(error) => Err(Error::Input(format!("{}: no whole checkpoint in it: {error}", root.display()))),
     }
-    newest_whole(&root)?.map(|(_, path)| Resume::new(Checkpoint::open(&path)?)).transpose()
+}
+
+/// Refuses a run folder that cannot be one before anything is loaded for it.
+fn creatable(folder: &Path) -> Result<(), Error> {
+    match folder.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir()) {
+        None => Ok(()),
+        Some(file) => Err(Error::Config(format!(
+            "--out {}: {} is a file, not a folder; name another folder",
+            folder.display(),
+            file.display()
+        ))),
+    }
 }
 
 /// Whether a folder holds the metrics of a run that never came to a checkpoint.
 fn overwritable(folder: &Path) -> Result<bool, Error> {
     let root = folder.join("checkpoints");
-    Ok(!root.is_dir() || zf_core::checkpoint::list(&root)?.is_empty())
+    Ok(!root.is_dir() || list(&root)?.is_empty())
 }
 
 /// `runs/<file>-<date>`, with a number where that exists.

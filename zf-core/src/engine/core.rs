@@ -9,6 +9,7 @@ use super::buckets::{self, Bucket};
 use super::flat::{FlatState, GradPlan, int, narrow};
 use crate::layout::Layout;
 use crate::stage::{Collective, Group, Reduce, Request, Ticket, Transport};
+use crate::trace::Trace;
 use crate::{Error, Result};
 
 /// The per-rank lock. Hooks take it during backward, when the rank's thread does not hold it.
@@ -24,6 +25,7 @@ pub(crate) struct Core {
     pub(crate) layout: Layout,
     pub(crate) transport: Box<dyn Transport>,
     pub(crate) flats: Vec<FlatState>,
+    pub(crate) trace: Trace,
     /// All-gathers of parameters in flight, by unit.
     pub(crate) publishing: Vec<Vec<Ticket>>,
     plan: GradPlan,
@@ -56,6 +58,7 @@ impl Core {
         flats: Vec<FlatState>,
         plan: GradPlan,
         bucket_bytes: usize,
+        trace: Trace,
     ) -> Self {
         let units = layout.units.len();
         let mut order: Vec<usize> = (0..units).rev().collect();
@@ -78,6 +81,7 @@ impl Core {
             layout,
             transport,
             flats,
+            trace,
         }
     }
 
@@ -147,6 +151,7 @@ impl Core {
     /// Waits for all reductions in flight.
     pub(crate) fn finish_reductions(&mut self) -> Result<()> {
         for (ticket, scratch) in std::mem::take(&mut self.in_flight) {
+            let _wait = (!ticket.is_done()).then(|| self.trace.wait("wait", "gradients to be reduced"));
             ticket.wait()?;
             self.pool.extend(scratch);
         }
@@ -167,6 +172,7 @@ impl Core {
             let placement = self.flats[index].reduction.clone();
             tickets.extend(self.all_gather(&buffer, &placement, index, "gradients")?);
         }
+        let _wait = self.trace.wait("wait", "gradients to be gathered");
         tickets.into_iter().try_for_each(Ticket::wait)
     }
 
@@ -185,7 +191,14 @@ impl Core {
 
     /// Waits until the parameters of `unit` are those of the last update. The time spent is the caller's stall.
     pub(crate) fn wait_published(&mut self, unit: usize) -> Result<()> {
-        std::mem::take(&mut self.publishing[unit]).into_iter().try_for_each(Ticket::wait)
+        for ticket in std::mem::take(&mut self.publishing[unit]) {
+            let _wait = (!ticket.is_done()).then(|| {
+                let reason = format!("parameters of {} to be published", self.layout.units[unit].name);
+                self.trace.wait("wait", reason)
+            });
+            ticket.wait()?;
+        }
+        Ok(())
     }
 
     /// Waits until all parameters are those of the last update.

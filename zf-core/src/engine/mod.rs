@@ -110,7 +110,7 @@ impl Engine {
         let units = unit_params(&layout, &specs, &flats);
         let scaler =
             (options.dtype == DType::Float16).then(|| LossScaler::new(options.loss_scale.clone())).transpose()?;
-        let core = Core::new(layout, transport, flats, plan, stages.partitioner.bucket_bytes());
+        let core = Core::new(layout, transport, flats, plan, stages.partitioner.bucket_bytes(), options.trace.clone());
         let shared = Arc::new(Mutex::new(core));
         install_hooks(&shared)?;
         Ok(Self {

@@ -6,6 +6,7 @@ use crate::config::{Accumulate, ReduceWhen, Unused};
 use crate::layout::DType;
 use crate::loss_scale::LossScaleConfig;
 use crate::stage::{Optimizer, Partitioner, Schedule};
+use crate::trace::Trace;
 
 /// The stages of one engine. They hold no state, so that all ranks share them.
 #[derive(Clone)]
@@ -51,6 +52,8 @@ pub struct EngineOptions {
     pub micro_batch_tokens: u64,
     /// Updates of the whole run, for the schedule.
     pub total_steps: u64,
+    /// Records what this rank does when.
+    pub trace: Trace,
 }
 
 impl EngineOptions {
@@ -69,6 +72,7 @@ impl EngineOptions {
             accumulation: 1,
             micro_batch_tokens,
             total_steps,
+            trace: Trace::new(0, 0),
         }
     }
 }

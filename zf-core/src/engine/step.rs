@@ -13,6 +13,7 @@ use crate::config::Unused;
 use crate::model::{Batch, Noise};
 use crate::norm::clip_coefficient;
 use crate::record::Seconds;
+use crate::trace::Lane;
 use crate::{Error, Result};
 
 /// After this many skipped steps in a row the run ends.
@@ -112,7 +113,9 @@ impl Engine {
         let noise = Noise { seed: self.options.seed, step: self.step };
         let kind = self.options.dtype.kind();
         let forward = Forward::new(&self.shared, &self.units, noise, kind, self.options.device, true);
+        let span = self.options.trace.span(Lane::Compute, "forward");
         let loss = self.model.loss(&forward, batch)?.sum;
+        drop(span);
         let (trail, waited) = forward.finish();
         seconds.stall += waited.as_secs_f64();
         seconds.forward += lap(&mut clock) - waited.as_secs_f64();
@@ -120,6 +123,7 @@ impl Engine {
         let value = loss.f_double_value(&[])?;
         let root = loss.f_mul_scalar(scale / self.options.micro_batch_tokens as f64)?;
         drop(loss);
+        let _span = self.options.trace.span(Lane::Compute, "backward");
         lock(&self.shared).begin_micro_batch(last);
         zf_sys::autograd::backward(&[root], &[None], false)?;
         lock(&self.shared).end_micro_batch()?;
@@ -130,16 +134,21 @@ impl Engine {
     /// The one message of the step.
     fn agree(&mut self, losses: Vec<f64>, tokens: u64, trail: u64, seconds: &mut Seconds) -> Result<Agreement> {
         let mut clock = Instant::now();
+        let span = self.options.trace.span(Lane::Compute, "norm");
         let mut message = Message::of(&lock(&self.shared), losses, tokens, trail, self.options.exact)?;
         message.stop = self.stop_requested;
+        drop(span);
         seconds.update += lap(&mut clock);
+        let span = self.options.trace.wait("wait", "the other ranks to agree on the step");
         let answers = lock(&self.shared).transport.exchange("step agreement", message.to_bytes())?;
+        drop(span);
         seconds.stall += lap(&mut clock);
         Agreement::combine(&answers, self.options.exact)
     }
 
     /// Updates what this rank owns, flat by flat in the order of the next forward pass, and publishes each at once.
     fn update(&mut self, agreed: &Agreement, lr: f64, coefficient: f64) -> Result<()> {
+        let _span = self.options.trace.span(Lane::Compute, "update");
         let core = &mut *lock(&self.shared);
         let mut present = agreed.present.as_slice();
         for index in 0..core.flats.len() {

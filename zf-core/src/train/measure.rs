@@ -39,6 +39,11 @@ impl Meter {
         Ok(Self { heap, started: Instant::now(), before, highest: Memory::default(), files, parameters })
     }
 
+    /// Bytes that this rank holds now.
+    pub(crate) fn live_bytes(&self) -> f64 {
+        self.heap.stats().live.total() as f64
+    }
+
     /// What a person should know at the start.
     pub(crate) fn notes(&self, run: &Loop<'_>) -> Vec<String> {
         let training = run.training;

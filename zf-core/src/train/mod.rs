@@ -20,6 +20,7 @@ use crate::engine::{EngineOptions, Stages, run_ranks};
 use crate::record::Summary;
 use crate::registry::{DataBundle, ModelBundle};
 use crate::stage::Fabric;
+use crate::trace::write_traces;
 use crate::{Error, Result};
 
 /// A request to stop after the present step, with a checkpoint; for signal handlers.
@@ -93,6 +94,10 @@ impl Training {
         let observer = Mutex::new(observer);
         let body = |rank| rank::run(self, &plan, &attempt, &observer, rank);
         let outcomes = run_ranks(&self.fabric, self.device.threads, body)?;
+        if self.log.trace {
+            let traces: Vec<_> = outcomes.iter().map(|outcome| outcome.trace.clone()).collect();
+            write_traces(&self.folder.join("trace.json"), &traces)?;
+        }
         let outcome = outcomes.into_iter().next().ok_or_else(|| Error::Config("this process runs no rank".into()))?;
         if outcome.interrupted { Err(Error::Interrupted) } else { Ok(outcome.summary) }
     }

@@ -10,6 +10,7 @@ use crate::checkpoint::Best;
 use crate::data::{Order, OrderKind, Split, Turn, assemble};
 use crate::engine::{Engine, Rank};
 use crate::record::Summary;
+use crate::trace::{DEFAULT_EVENTS, Lane, Trace};
 use crate::{Error, Result};
 
 /// What a rank's thread holds while it trains.
@@ -27,6 +28,7 @@ pub(crate) struct Loop<'a> {
 pub(crate) struct Outcome {
     pub(crate) summary: Summary,
     pub(crate) interrupted: bool,
+    pub(crate) trace: Trace,
 }
 
 /// Trains on one rank. `observer` is told by rank 0 alone.
@@ -40,7 +42,10 @@ pub(crate) fn run(
     let Rank { rank, world, transport, heap } = rank;
     let model = training.model.model.clone();
     let weights = &*training.model.weights;
-    let mut engine = Engine::new(model, training.stages.clone(), plan.options.clone(), transport, weights)?;
+    let trace = Trace::new(rank, if training.log.trace { DEFAULT_EVENTS } else { 0 });
+    let mut options = plan.options.clone();
+    options.trace = trace.clone();
+    let mut engine = Engine::new(model, training.stages.clone(), options, transport, weights)?;
     let model_identity = super::measure::model_identity(&engine.layout());
     let mut best = None;
     if let Some(resume) = &training.resume {
@@ -71,18 +76,24 @@ pub(crate) fn run(
         let report = run.step()?;
         interrupted = report.stop;
         let done = run.engine.steps();
-        let validation = if interrupted { None } else { run.validate()? };
+        let validation = {
+            let _span = trace.span(Lane::Compute, "validation");
+            if interrupted { None } else { run.validate()? }
+        };
         let improved = validation.is_some_and(|loss| loss.is_finite() && best.is_none_or(|b: Best| loss < b.validation_loss));
         if let Some(loss) = validation.filter(|_| improved) {
             best = Some(Best { step: done, validation_loss: loss });
         }
+        trace.counter("live bytes", meter.live_bytes());
         if let Some(record) = meter.step(&run, &report, validation)? {
             tell(&mut |o| o.step(&record));
         }
         let policy = &training.run.checkpoint;
         let due = policy.every > 0 && done.is_multiple_of(policy.every);
         if due || interrupted || done == plan.steps || (policy.best && improved) {
+            let span = trace.span(Lane::Checkpoint, "checkpoint");
             saver.save(&mut run, if policy.best { best } else { None })?;
+            drop(span);
             tell(&mut |o| o.checkpoint(done));
         }
     }
@@ -92,7 +103,7 @@ pub(crate) fn run(
     saver.finish()?;
     let summary = meter.finish(&mut run, best)?;
     tell(&mut |o| o.end(&summary));
-    Ok(Outcome { summary, interrupted })
+    Ok(Outcome { summary, interrupted, trace })
 }
 
 impl Loop<'_> {
