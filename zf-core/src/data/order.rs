@@ -132,9 +132,9 @@ mod tests {
 
     #[test]
     fn epochs_and_seeds_differ() {
-        let epoch = |seed, epoch| -> Vec<u64> {
+        let epoch = |seed: u64, epoch: u64| -> Vec<u64> {
             let order = Order::new(1000, seed, OrderKind::Shuffled);
-            (0..1000_u64).map(|i| order.at(epoch * 1000 + i).1).collect()
+            (0..1000).map(|i| order.at(epoch * 1000 + i).1).collect()
         };
         let first = epoch(1, 0);
         for other in [epoch(1, 1), epoch(2, 0), epoch(1, 2)] {
