@@ -19,7 +19,7 @@ export CARGO_TARGET_DIR := $(CURDIR)/$(TARGET)
 ZF := $(TARGET)/release/zf
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test smollm2 bench clean prerequisites libtorch data
+.PHONY: help build demo test smollm2 bench accept clean prerequisites libtorch data
 
 help: ## this list
 	@echo "make targets:"
@@ -54,6 +54,9 @@ smollm2: build data ## a pretrained model in models/smollm2, for recipes/smollm2
 
 bench: libtorch ## the benchmarks
 	$(CARGO) bench $(CARGO_FLAGS) --workspace
+
+accept: build data ## the long checks, with figures in docs/accept.md; goes on where it stopped
+	$(PYTHON) scripts/accept.py $(ACCEPT_FLAGS)
 
 clean: ## remove what was built; libtorch, data, models and runs stay
 	$(CARGO) clean
