@@ -35,9 +35,8 @@ macro_rules! float {
                 self + other
             }
             #[inline(always)]
-            #[expect(clippy::eq_op, reason = "only NaN differs from itself")]
             fn max(self, other: Self) -> Self {
-                if other > self || other != other { other } else { self }
+                if other > self || other.is_nan() { other } else { self }
             }
         }
     )*};

@@ -122,11 +122,10 @@ impl Hub {
         self.seats[rank].presence.lock().connection = Connection::Left;
         for meeting in self.meetings() {
             if meeting.group.index(rank).is_some() {
-                let reason = match meeting.subject() {
-                    Some(subject) => format!("{subject}: rank {rank} left"),
-                    None => format!("rank {rank} left"),
-                };
-                self.fail_meeting(&meeting, reason);
+                // Where nobody is yet, the first to come will see that this rank is gone.
+                if let Some(subject) = meeting.subject() {
+                    self.fail_meeting(&meeting, format!("{subject}: rank {rank} left"));
+                }
             }
         }
     }

@@ -55,7 +55,6 @@ fn delays_queue_and_do_not_hold_the_caller() {
         let start = Instant::now();
         let tickets: Vec<_> =
             (0..4).map(|i| issue(&mut *transport, &group, &format!("{i}"), sum(10)).expect("fits")).collect();
-        assert!(!tickets[3].is_done());
         for (done, ticket) in tickets.into_iter().enumerate() {
             ticket.wait().expect("both take part");
             // Never too early; how much later is up to the machine.
