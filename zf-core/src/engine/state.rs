@@ -127,17 +127,22 @@ impl Engine {
                 let spec = &flat.spec.slots[logical.slot];
                 let frozen = !flat.spec.trainable;
                 let dtype = if frozen { DTypeName::from(flat.spec.dtype) } else { DTypeName::F32 };
+                let piece = |range, data| Piece {
+                    name: logical.name.clone(),
+                    kind: logical.kind.into(),
+                    shape: spec.shape.clone(),
+                    dtype,
+                    range,
+                    data,
+                };
+                if spec.numel == 0 && core.transport.rank() == 0 {
+                    // Nobody owns an element of it, and yet a checkpoint has to know it.
+                    pieces.push(piece(0..0, Vec::new()));
+                }
                 for (range, tensor) in parts(flat, &logical)? {
                     let tensor = tensor.f_to_device(Device::Cpu)?;
                     let data = if frozen { raw_bytes(&tensor)? } else { bytes_of(slice::<f32>(&tensor)?) };
-                    pieces.push(Piece {
-                        name: logical.name.clone(),
-                        kind: logical.kind.into(),
-                        shape: spec.shape.clone(),
-                        dtype,
-                        range: range.start - spec.offset..range.end - spec.offset,
-                        data,
-                    });
+                    pieces.push(piece(range.start - spec.offset..range.end - spec.offset, data));
                 }
             }
         }
