@@ -145,3 +145,18 @@ fn step_zero_in_bfloat16() {
         }
     }
 }
+
+#[test]
+fn float16_runs_and_stays_close() {
+    tch::set_num_threads(1);
+    for name in ["tiny-llama", "tiny-gpt2"] {
+        let (model, cx) = open(name, Kind::Half);
+        let expected = reference(name, "fixed_input");
+        let loss = model.loss(&cx, &fixed_batch()).unwrap().sum / 64.0;
+        close(name, loss.double_value(&[]), expected["loss"].as_f64().unwrap(), 2e-3);
+        (loss * 64.0).backward();
+        for (spec, tensor) in cx.parameters() {
+            assert!(tensor.grad().isfinite().all().double_value(&[]) == 1.0, "{name}: {}", spec.name);
+        }
+    }
+}

@@ -189,3 +189,23 @@ fn models_are_found_by_name() {
     assert!(refused("arch = \"llama\"\nhiden_size = 32").contains("hiden_size"));
     assert!(refused("path = \"org/model\"").contains("hf download org/model"));
 }
+
+/// Both passes over 4096 positions of 4096 ids: 64 MiB of logits at once, or a sixteenth of it.
+#[test]
+fn chunks_bound_the_memory_of_the_loss() {
+    use zf_model::ops::cross_entropy_sum_within;
+    use zf_sys::heap::Heap;
+
+    let heap = Heap::new("loss").unwrap();
+    let _inside = heap.enter();
+    let make = || Tensor::ones([4096, 8], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let (hidden, weight, targets) = (make(), make(), Tensor::zeros([4096], (Kind::Int64, Device::Cpu)));
+    let peak = |limit: usize| {
+        heap.reset_peak();
+        cross_entropy_sum_within(limit, &hidden, &weight, &targets).unwrap().backward();
+        heap.stats().peak >> 20
+    };
+    let (whole, chunked) = (peak(64 << 20), peak(4 << 20));
+    assert!(whole >= 128, "{whole} MiB");
+    assert!(chunked <= 16, "{chunked} MiB");
+}
