@@ -74,7 +74,7 @@ pub fn training(
         model,
         folder,
         resolved: run.resolved_toml(),
-        base: std::path::absolute(run.base())?,
+        base: std::env::current_dir()?.join(run.base()),
         command: std::env::args().collect(),
         resume,
         stop,

@@ -57,14 +57,26 @@ pub(super) fn check(sections: &Sections, given: &dyn Fn(&str) -> bool, ranks: Op
     if sections.log.every == 0 {
         return broken("log.every", "must be at least 1, found 0", "");
     }
+    if let Some(ranks) = ranks.filter(|ranks| !(1..=MAX_RANKS).contains(ranks)) {
+        return broken("transport.ranks", format!("must be from 1 to {MAX_RANKS}, found {ranks}"), "");
+    }
     batch(&sections.run, ranks.unwrap_or(1)).map(drop)
 }
+
+/// More ranks than this are a typing error, which would ask for as many threads.
+const MAX_RANKS: usize = 1024;
+
+/// The same for sequences in a step, of which each has a place in memory.
+const MAX_BATCH: usize = 1 << 24;
 
 /// The micro-batches that each of `ranks` ranks runs in a step, at least 1.
 pub(super) fn batch(run: &RunSection, ranks: usize) -> Result<usize, Broken> {
     let (global, micro) = (run.global_batch, run.micro_batch);
     if global == 0 {
         return broken("run.global_batch", "must be at least 1, found 0", "");
+    }
+    if global > MAX_BATCH {
+        return broken("run.global_batch", format!("must be at most {MAX_BATCH}, found {global}"), "");
     }
     if micro == 0 {
         return broken("run.micro_batch", "must be at least 1, found 0", "");

@@ -43,8 +43,11 @@ pub(super) fn find(path: &Path, setting: &str) -> Result<(Vec<Source>, usize)> {
         if files.is_empty() {
             return Err(wrong("the folder has no .txt, .jsonl or .bin file".to_owned()));
         }
-    } else {
+    } else if kind.is_file() {
         files.insert(path.to_owned());
+    } else {
+        // Opening a pipe would wait for somebody to write into it.
+        return Err(wrong("neither a file nor a folder".into()));
     }
     let mut sources = Vec::with_capacity(files.len());
     for path in files {
@@ -120,7 +123,7 @@ fn walk(folder: &Path, seen: &mut BTreeSet<PathBuf>, files: &mut BTreeSet<PathBu
         let kind = std::fs::metadata(&path).map_err(|e| input(&path, e))?;
         if kind.is_dir() {
             walk(&path, seen, files, other)?;
-        } else if Format::of(&path).is_some() {
+        } else if kind.is_file() && Format::of(&path).is_some() {
             files.insert(path);
         } else {
             *other += 1;

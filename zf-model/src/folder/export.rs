@@ -31,6 +31,9 @@ pub fn export(
         let path = path.to_path_buf();
         move |source: io::Error| Error::io(path, source)
     };
+    if dir.exists() && !dir.is_dir() {
+        return Err(Error::Input(format!("{}: is a file; choose a new or empty folder", dir.display())));
+    }
     if dir.exists() && std::fs::read_dir(dir).map_err(io(dir))?.next().is_some() {
         return Err(Error::Input(format!("{}: already holds files; choose a new or empty folder", dir.display())));
     }

@@ -53,7 +53,7 @@ impl HfFolder {
             return Err(Error::Input(not_a_folder(path)));
         }
         let config = path.join("config.json");
-        let text = std::fs::read(&config).map_err(|source| Error::io(&config, source))?;
+        let text = std::fs::read(&config).map_err(|error| unreadable(&config, &error))?;
         let value =
             serde_json::from_slice(&text).map_err(|error| Error::Input(format!("{}: {error}", config.display())))?;
         let model = model_from_config(&config, &value)?;
@@ -61,7 +61,7 @@ impl HfFolder {
         for name in COMPANIONS {
             let file = path.join(name);
             if file.is_file() {
-                files.push(((*name).to_owned(), std::fs::read(&file).map_err(|source| Error::io(&file, source))?));
+                files.push(((*name).to_owned(), std::fs::read(&file).map_err(|error| unreadable(&file, &error))?));
             }
         }
         let shards = Shards::open(path)?;
@@ -204,6 +204,11 @@ pub(crate) fn not_a_folder(path: &Path) -> String {
     } else {
         format!("there is no folder {text}; expected a Hugging Face folder with config.json and safetensors files")
     }
+}
+
+/// A folder that was given is input, and so is a file of it that cannot be read.
+fn unreadable(path: &Path, error: &std::io::Error) -> Error {
+    Error::Input(format!("{}: {error}", path.display()))
 }
 
 fn listed<T: AsRef<str>>(names: &[T]) -> String {

@@ -10,6 +10,8 @@ use safetensors::{Dtype, SafeTensors};
 use tch::{Kind, Tensor};
 use zf_core::{Error, Result};
 
+use super::unreadable;
+
 /// Where one tensor lies.
 #[derive(Debug, Clone)]
 struct Entry {
@@ -63,10 +65,10 @@ impl Shards {
     }
 
     fn add(&mut self, path: PathBuf) -> Result<()> {
-        let file = File::open(&path).map_err(|source| Error::io(&path, source))?;
+        let file = File::open(&path).map_err(|error| unreadable(&path, &error))?;
         // SAFETY: the mapping is only read. Changing the file meanwhile would change values or end the process, as for
         // every program that maps its input; files that this project writes are replaced by renaming, never in place.
-        let map = unsafe { Mmap::map(&file) }.map_err(|source| Error::io(&path, source))?;
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| unreadable(&path, &error))?;
         let damaged = |reason: &dyn std::fmt::Display| {
             Error::Input(format!("{}: not a whole safetensors file ({reason}); fetch it again", path.display()))
         };
@@ -128,7 +130,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
-    let text = std::fs::read(path).map_err(|source| Error::io(path, source))?;
+    let text = std::fs::read(path).map_err(|error| unreadable(path, &error))?;
     let index: Index =
         serde_json::from_slice(&text).map_err(|error| Error::Input(format!("{}: {error}", path.display())))?;
     Ok(index.weight_map)
