@@ -18,7 +18,7 @@ pub struct Setting {
     pub help: String,
 }
 
-/// The keys of a schema, in the order of the settings type.
+/// The keys of a schema, in the schema's order (by name).
 pub fn settings(schema: &Schema) -> Vec<Setting> {
     let root = schema.as_value();
     let required = root.get("required").and_then(Json::as_array);
