@@ -52,6 +52,15 @@ pub(crate) fn run(
         resume.check(training, &model_identity)?;
         engine.import(resume, resume.progress()?)?;
         best = resume.meta().best;
+        // Going back would leave a run folder whose summary is of later steps than its metrics.
+        if engine.steps() > plan.steps {
+            return Err(Error::Config(format!(
+                "the checkpoint to resume from is of step {}, beyond the {} steps of this run; raise `run.steps` or take an \
+                 earlier checkpoint",
+                engine.steps(),
+                plan.steps
+            )));
+        }
         if rank == 0 {
             crate::checkpoint::set_aside_after(&training.folder.join("checkpoints"), engine.steps())?;
         }
