@@ -71,6 +71,7 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
 /// The blocks with counters `first` to `first + LANES - 1`.
+#[expect(clippy::needless_range_loop, reason = "one index runs over all four rows of lanes")]
 #[inline(always)]
 fn blocks(stream: Stream, first: u64) -> [[u32; LANES]; 4] {
     let mut state = [[0u32; LANES]; 4];
@@ -89,6 +90,7 @@ fn block(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     rounds(key, counter.map(|word| [word])).map(|[word]| word)
 }
 
+#[expect(clippy::needless_range_loop, reason = "one index runs over all four rows of lanes")]
 #[inline(always)]
 fn rounds<const N: usize>(mut key: [u32; 2], mut state: [[u32; N]; 4]) -> [[u32; N]; 4] {
     for _ in 0..ROUNDS {
