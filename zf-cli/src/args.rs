@@ -124,7 +124,8 @@ pub(crate) enum Command {
 impl Command {
     /// Runs the command.
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        let out = &mut stdout().lock();
+        // Not locked: while a run goes on, its own threads print.
+        let out = &mut stdout();
         match self {
             Self::Train { run, overrides, out, resume } => {
                 commands::train::run(&run, &overrides, out.as_deref(), resume.as_deref())

@@ -19,6 +19,7 @@ mod builtin;
 pub mod commands;
 mod exit;
 mod open;
+mod presets;
 mod progress;
 
 use std::process::ExitCode;

@@ -8,7 +8,7 @@ use zf_core::checkpoint::{Checkpoint, MANIFEST, newest_whole};
 use zf_core::config::Run;
 use zf_core::layout::DType;
 use zf_core::model::{Model, ParamSpec};
-use zf_core::registry::{BuildContext, Registry};
+use zf_core::registry::Registry;
 use zf_core::weights::Weights;
 use zf_core::{Error, Result, slots};
 use zf_model::folder::HfFolder;
@@ -64,9 +64,7 @@ impl Opened {
         checkpoint.verify()?;
         let meta = checkpoint.meta();
         let run = Run::from_toml_str(&meta.run, "the run stored in the checkpoint")?;
-        let base = meta.extra["base"].as_str().unwrap_or("");
-        let context = BuildContext { seed: run.run.seed, ..BuildContext::new(base) };
-        let bundle = run.build::<slots::Model>(Registry::global()?, &context)?;
+        let bundle = run.build::<slots::Model>(Registry::global()?, &run.context())?;
         let data = run.resolved().into_iter().find(|(section, _)| section == "data");
         let length = data.and_then(|(_, table)| table.get("sequence_length")?.as_integer());
         Ok(Self {

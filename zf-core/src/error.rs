@@ -76,9 +76,6 @@ impl Error {
 
     /// An [`Error::Io`] for `path`.
     pub fn io(path: impl Into<std::path::PathBuf>, source: std::io::Error) -> Self {
-        Self::Io {
-            path: path.into(),
-            source,
-        }
+        Self::Io { path: path.into(), source }
     }
 }

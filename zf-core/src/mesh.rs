@@ -26,16 +26,9 @@ impl Mesh {
     /// A mesh with the one axis `data` of `ranks` ranks.
     pub fn data(ranks: usize) -> Result<Self> {
         if ranks == 0 {
-            return Err(Error::Config(
-                "a mesh needs at least one rank, found 0".into(),
-            ));
+            return Err(Error::Config("a mesh needs at least one rank, found 0".into()));
         }
-        Ok(Self {
-            axes: vec![Axis {
-                name: "data".into(),
-                size: ranks,
-            }],
-        })
+        Ok(Self { axes: vec![Axis { name: "data".into(), size: ranks }] })
     }
 
     /// The axes, outermost first.
@@ -50,9 +43,6 @@ impl Mesh {
 
     /// Ranks along the axis `name`; 1 where there is no such axis.
     pub fn size(&self, name: &str) -> usize {
-        self.axes
-            .iter()
-            .find(|axis| axis.name == name)
-            .map_or(1, |axis| axis.size)
+        self.axes.iter().find(|axis| axis.name == name).map_or(1, |axis| axis.size)
     }
 }

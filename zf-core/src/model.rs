@@ -49,14 +49,7 @@ impl ParamSpec {
     /// A trainable parameter without aliases.
     pub fn new(name: impl Into<String>, shape: &[i64], init: Init) -> Self {
         let input_dim = (shape.len() == 2).then_some(1);
-        Self {
-            name: name.into(),
-            aliases: Vec::new(),
-            shape: shape.to_vec(),
-            init,
-            input_dim,
-            trainable: true,
-        }
+        Self { name: name.into(), aliases: Vec::new(), shape: shape.to_vec(), init, input_dim, trainable: true }
     }
 
     /// The same with another input dimension.
@@ -73,10 +66,7 @@ impl ParamSpec {
 
     /// Number of elements.
     pub fn numel(&self) -> usize {
-        self.shape
-            .iter()
-            .map(|&d| usize::try_from(d).unwrap_or(0))
-            .product()
+        self.shape.iter().map(|&d| usize::try_from(d).unwrap_or(0)).product()
     }
 }
 
@@ -126,11 +116,7 @@ pub struct Params<'a> {
 impl<'a> Params<'a> {
     /// Pairs names (full names, in the order of the unit's spec) with tensors.
     pub fn new(names: &'a [String], tensors: &'a [Tensor]) -> Self {
-        debug_assert_eq!(
-            names.len(),
-            tensors.len(),
-            "the engine pairs each name with a tensor"
-        );
+        debug_assert_eq!(names.len(), tensors.len(), "the engine pairs each name with a tensor");
         Self { names, tensors }
     }
 
@@ -139,12 +125,9 @@ impl<'a> Params<'a> {
     /// # Errors
     /// When the unit has fewer parameters.
     pub fn at(&self, index: usize) -> anyhow::Result<&'a Tensor> {
-        self.tensors.get(index).ok_or_else(|| {
-            anyhow::anyhow!(
-                "unit has {} parameters, asked for number {index}",
-                self.tensors.len()
-            )
-        })
+        self.tensors
+            .get(index)
+            .ok_or_else(|| anyhow::anyhow!("unit has {} parameters, asked for number {index}", self.tensors.len()))
     }
 
     /// The parameter whose full name is `name` or ends in `.name`.
@@ -152,18 +135,13 @@ impl<'a> Params<'a> {
     /// # Errors
     /// When the unit has no such parameter; the message lists those it has.
     pub fn get(&self, name: &str) -> anyhow::Result<&'a Tensor> {
-        let found = self.names.iter().position(|full| {
-            full == name
-                || full
-                    .strip_suffix(name)
-                    .is_some_and(|head| head.ends_with('.'))
-        });
-        found.map(|index| &self.tensors[index]).ok_or_else(|| {
-            anyhow::anyhow!(
-                "unit has no parameter `{name}`; it has {}",
-                self.names.join(", ")
-            )
-        })
+        let found = self
+            .names
+            .iter()
+            .position(|full| full == name || full.strip_suffix(name).is_some_and(|head| head.ends_with('.')));
+        found
+            .map(|index| &self.tensors[index])
+            .ok_or_else(|| anyhow::anyhow!("unit has no parameter `{name}`; it has {}", self.names.join(", ")))
     }
 
     /// Whether the unit has a parameter of that name.
@@ -233,9 +211,7 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// The default: the model cannot be sampled from.
     fn next_logits(&self, _cx: &dyn Context, _tokens: &Tensor) -> anyhow::Result<Tensor> {
-        anyhow::bail!(
-            "this model does not implement `next_logits`, so text cannot be sampled from it"
-        )
+        anyhow::bail!("this model does not implement `next_logits`, so text cannot be sampled from it")
     }
 
     /// Size of the vocabulary; token ids beyond it are refused before they reach the model.
@@ -249,12 +225,7 @@ pub trait Model: Send + Sync {
     /// Floating-point operations of forward and backward for one token of a sequence of `length` tokens: by default
     /// 6 for each parameter.
     fn flops_per_token(&self, _length: usize) -> f64 {
-        let parameters: usize = self
-            .units()
-            .iter()
-            .flat_map(|unit| &unit.params)
-            .map(ParamSpec::numel)
-            .sum();
+        let parameters: usize = self.units().iter().flat_map(|unit| &unit.params).map(ParamSpec::numel).sum();
         6.0 * parameters as f64
     }
 

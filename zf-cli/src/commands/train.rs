@@ -74,7 +74,6 @@ pub fn training(
         model,
         folder,
         resolved: run.resolved_toml(),
-        base: std::env::current_dir()?.join(run.base()),
         command: std::env::args().collect(),
         resume,
         stop,
@@ -99,17 +98,17 @@ fn checkpoint(from: &str, folder: &Path) -> Result<Option<Resume>, Error> {
 
 /// The newest checkpoint whose checksums match; none where none was ever written.
 fn newest_whole(root: &Path) -> Result<Option<Resume>, Error> {
-    let mut wrong = None;
+    let mut wrong = Vec::new();
     for (_, path) in list(root)?.into_iter().rev() {
         match Checkpoint::open(&path).and_then(Resume::new) {
-            Ok(resume) => return Ok(Some(resume)),
-            Err(error) => {
-                tracing::warn!("passing over a checkpoint that is not whole: {error}");
-                wrong.get_or_insert(error);
+            Ok(resume) => {
+                wrong.iter().for_each(|error| tracing::warn!("passing over a checkpoint that is not whole: {error}"));
+                return Ok(Some(resume));
             }
+            Err(error) => wrong.push(error),
         }
     }
-    match wrong {
+    match wrong.first() {
         None => Ok(None),
         Some(error) => Err(Error::Input(format!("{}: no whole checkpoint in it: {error}", root.display()))),
     }

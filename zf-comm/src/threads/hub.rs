@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use dashmap::DashMap;
 use parking_lot::Mutex;
 use zf_core::stage::{CommBytes, Group};
+use zf_core::trace::{Lane, Trace};
 
 use super::meeting::{Meeting, Next, Part};
 use super::parts;
@@ -33,6 +34,8 @@ pub(crate) struct Seat {
     bytes: [AtomicU64; 6],
     /// Issued and not yet over.
     pub(crate) in_flight: AtomicUsize,
+    /// Where this rank's collectives are recorded, if anywhere.
+    pub(crate) trace: Mutex<Option<Trace>>,
 }
 
 struct Presence {
@@ -143,6 +146,9 @@ impl Hub {
             return None;
         }
         let rank = meeting.group.ranks()[member];
+        let trace = self.seats[rank].trace.lock().clone();
+        let part = &meeting.parts()[member];
+        let _span = trace.as_ref().map(|trace| trace.span(Lane::Comm, format!("{} {}", part.name, part.label)));
         // The bytes are moved and counted here.
         let moved = catch_unwind(AssertUnwindSafe(|| {
             parts::run(meeting.parts(), member);
@@ -242,6 +248,7 @@ impl Seat {
             presence: Mutex::new(Presence { connection: Connection::Never, last: None }),
             bytes: Default::default(),
             in_flight: AtomicUsize::new(0),
+            trace: Mutex::new(None),
         }
     }
 

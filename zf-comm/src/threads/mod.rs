@@ -31,14 +31,11 @@ pub struct ThreadsConfig {
     #[serde(with = "crate::duration")]
     #[schemars(with = "String")]
     pub timeout: Duration,
-    /// Ranks that count as one node, where a stage asks for nodes; it divides `ranks`. All of them by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ranks_per_node: Option<usize>,
 }
 
 impl Default for ThreadsConfig {
     fn default() -> Self {
-        Self { ranks: 1, timeout: Duration::from_secs(60), ranks_per_node: None }
+        Self { ranks: 1, timeout: Duration::from_secs(60) }
     }
 }
 
@@ -46,18 +43,13 @@ impl ThreadsConfig {
     /// Whether the settings fit together.
     ///
     /// # Errors
-    /// The key that is wrong and what was expected: between 1 and 1024 ranks, and `ranks_per_node` divides them.
+    /// The key that is wrong and what was expected: between 1 and 1024 ranks.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         let ranks = self.ranks;
         if !(1..=MOST_RANKS).contains(&ranks) {
             return Err(("ranks", format!("expected 1 to {MOST_RANKS} ranks in one process, found {ranks}")));
         }
-        match self.ranks_per_node {
-            Some(node) if node == 0 || !ranks.is_multiple_of(node) => {
-                Err(("ranks_per_node", format!("expected a divisor of ranks = {ranks}, found {node}")))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -69,7 +61,6 @@ impl ThreadsConfig {
 #[derive(Clone)]
 pub struct Threads {
     hub: Arc<Hub>,
-    ranks_per_node: usize,
 }
 
 impl Threads {
@@ -79,13 +70,7 @@ impl Threads {
     /// [`Error::Config`]: settings that [`ThreadsConfig::check`] refuses.
     pub fn new(config: &ThreadsConfig) -> Result<Self> {
         config.check().map_err(|(key, message)| Error::Config(format!("transport.{key}: {message}")))?;
-        let ranks_per_node = config.ranks_per_node.unwrap_or(config.ranks);
-        Ok(Self { hub: Arc::new(Hub::new(config.ranks, config.timeout)), ranks_per_node })
-    }
-
-    /// Ranks that count as one node.
-    pub fn ranks_per_node(&self) -> usize {
-        self.ranks_per_node
+        Ok(Self { hub: Arc::new(Hub::new(config.ranks, config.timeout)) })
     }
 }
 
@@ -109,10 +94,6 @@ impl Fabric for Threads {
 
 impl fmt::Debug for Threads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Threads")
-            .field("ranks", &self.world())
-            .field("timeout", &self.hub.timeout)
-            .field("ranks_per_node", &self.ranks_per_node)
-            .finish()
+        f.debug_struct("Threads").field("ranks", &self.world()).field("timeout", &self.hub.timeout).finish()
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
 use zf_core::stage::{CommBytes, Group, Request, Ticket, TicketState, Transport};
+use zf_core::trace::Trace;
 use zf_core::{Error, Result};
 
 use super::hub::{Hub, Message};
@@ -86,6 +87,10 @@ impl Transport for ThreadsTransport {
         let part = Part { name, label: label.clone(), work, bytes, tensors: Mutex::new(Some(collective)), reply };
         let meeting = self.hub.arrive(&group, sequence, member, part);
         Ok(Ticket::new(Box::new(Waiting { hub: Arc::clone(&self.hub), meeting, name, label, answer })))
+    }
+
+    fn record(&mut self, trace: &Trace) {
+        *self.hub.seats[self.rank].trace.lock() = Some(trace.clone());
     }
 
     fn bytes(&self) -> CommBytes {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use zf_core::Result;
 use zf_core::stage::{CommBytes, Group, Request, Ticket, Transport};
+use zf_core::trace::Trace;
 
 use crate::counting::ring_bytes;
 
@@ -74,6 +75,10 @@ impl Transport for Counted {
 
     fn bytes(&self) -> CommBytes {
         self.inner.bytes()
+    }
+
+    fn record(&mut self, trace: &Trace) {
+        self.inner.record(trace);
     }
 
     fn abort(&self, reason: &str) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use zf_core::stage::{CommBytes, Request, Ticket, TicketState, Transport};
+use zf_core::trace::Trace;
 use zf_core::{Error, Result};
 
 /// Completes every collective `delay` later than the transport within. Delays queue in the order of issue, over all
@@ -94,6 +95,10 @@ impl Transport for Delayed {
 
     fn bytes(&self) -> CommBytes {
         self.inner().bytes()
+    }
+
+    fn record(&mut self, trace: &Trace) {
+        self.inner.as_mut().expect("it is taken out in drop only").record(trace);
     }
 
     fn abort(&self, reason: &str) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use zf_core::stage::{CommBytes, Request, Ticket, TicketState, Transport};
+use zf_core::trace::Trace;
 use zf_core::{Error, Result};
 
 /// The moment, counted from 0 over the life of the transport.
@@ -60,6 +61,10 @@ impl Transport for Failing {
 
     fn bytes(&self) -> CommBytes {
         self.inner.bytes()
+    }
+
+    fn record(&mut self, trace: &Trace) {
+        self.inner.record(trace);
     }
 
     fn abort(&self, reason: &str) {

@@ -115,14 +115,12 @@ fn a_run_file_makes_the_transport_by_name() {
         kind = "threads"
         ranks = 4
         timeout = "500ms"
-        ranks_per_node = 2
     };
     let fabric = registry.build::<slots::Transport>(&table, &BuildContext::default()).expect("the settings are right");
     assert_eq!((fabric.world(), fabric.timeout()), (4, Duration::from_millis(500)));
     for (text, expected) in [
         ("ranks = 0", "expected 1 to 1024 ranks in one process, found 0"),
         ("ranks = 100000", "found 100000"),
-        ("ranks = 4\nranks_per_node = 3", "expected a divisor of ranks = 4, found 3"),
         ("timeout = \"soon\"", "expected a duration such as"),
         ("rank = 2", "unknown key `rank`"),
     ] {
@@ -135,9 +133,9 @@ fn a_run_file_makes_the_transport_by_name() {
 
 #[test]
 fn settings_survive_a_round_trip() {
-    let config = ThreadsConfig { ranks: 3, timeout: Duration::from_millis(1500), ranks_per_node: Some(3) };
+    let config = ThreadsConfig { ranks: 3, timeout: Duration::from_millis(1500) };
     let text = toml::to_string(&config).expect("plain settings");
-    assert_eq!(text, "ranks = 3\ntimeout = \"1500ms\"\nranks_per_node = 3\n");
+    assert_eq!(text, "ranks = 3\ntimeout = \"1500ms\"\n");
     assert_eq!(toml::from_str::<ThreadsConfig>(&text).expect("just written"), config);
     let defaults: ThreadsConfig = toml::from_str("").expect("all have defaults");
     assert_eq!((defaults.ranks, defaults.timeout), (1, Duration::from_secs(60)));

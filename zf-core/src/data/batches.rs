@@ -54,7 +54,7 @@ impl BatchPlan {
         let together = micro
             .checked_mul(world)
             .ok_or_else(|| Error::Config(format!("run.micro_batch = {micro} times {world} ranks overflows")))?;
-        if global % together != 0 {
+        if !global.is_multiple_of(together) {
             return Err(Error::Config(misfit(global, micro, world, together)));
         }
         Ok(Self { global: global as u64, micro: micro as u64, world: world as u64, exact })
@@ -134,10 +134,10 @@ fn misfit(global: usize, micro: usize, world: usize, together: usize) -> String 
          run.global_batch = {} would fit",
         fits.join(" or ")
     );
-    if global % world == 0 {
+    if global.is_multiple_of(world) {
         let share = global / world;
         // The largest micro-batch not above the wanted one keeps the memory within what was asked for.
-        if let Some(micro) = (1..=micro.min(share)).rev().find(|m| share % m == 0) {
+        if let Some(micro) = (1..=micro.min(share)).rev().find(|m| share.is_multiple_of(*m)) {
             message.push_str(&format!(", or run.micro_batch = {micro}"));
         }
     }

@@ -41,7 +41,7 @@ pub fn run_ranks<T: Send>(
     let world = fabric.world();
     let start = |rank: usize| -> Result<T> {
         zf_sys::threads::set_operator_threads(operator_threads)?;
-        let heap = Heap::new(&format!("rank {rank}"))?;
+        let heap = Heap::new(format!("rank {rank}"))?;
         let _inside = heap.enter();
         let transport = fabric.connect(rank)?;
         body(Rank { rank, world, transport, heap: heap.clone() })

@@ -80,8 +80,9 @@ impl Engine {
     }
 
     /// Builds an engine with all state zero.
-    pub(crate) fn assemble(parts: Parts, stages: Stages, transport: Box<dyn Transport>) -> Result<Self> {
+    pub(crate) fn assemble(parts: Parts, stages: Stages, mut transport: Box<dyn Transport>) -> Result<Self> {
         let Parts { model, options } = parts;
+        transport.record(&options.trace);
         check(&options, &stages)?;
         let mut specs = model.units();
         let base = stages.optimizer.base();

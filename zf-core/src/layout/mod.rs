@@ -126,17 +126,9 @@ impl Layout {
         mut place: impl FnMut(&UnitSpec, usize) -> Result<[Placement; 3]>,
     ) -> Result<Self> {
         let mut seen = std::collections::BTreeSet::new();
-        let mut layout = Self {
-            mesh: mesh.clone(),
-            units: Vec::new(),
-            flats: Vec::new(),
-        };
+        let mut layout = Self { mesh: mesh.clone(), units: Vec::new(), flats: Vec::new() };
         for (unit_index, unit) in units.iter().enumerate() {
-            for name in unit
-                .params
-                .iter()
-                .flat_map(|p| std::iter::once(&p.name).chain(&p.aliases))
-            {
+            for name in unit.params.iter().flat_map(|p| std::iter::once(&p.name).chain(&p.aliases)) {
                 if !seen.insert(name.clone()) {
                     return Err(Error::Engine(format!(
                         "parameter `{name}` appears twice (again in unit `{}`); tied weights are stored once, with aliases",
@@ -148,17 +140,9 @@ impl Layout {
             for trainable in [true, false] {
                 let mut slots = Vec::new();
                 let mut offset = 0usize;
-                for (index, spec) in unit
-                    .params
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, p)| p.trainable == trainable)
-                {
+                for (index, spec) in unit.params.iter().enumerate().filter(|(_, p)| p.trainable == trainable) {
                     if spec.shape.iter().any(|&d| d < 0) {
-                        return Err(Error::Engine(format!(
-                            "parameter `{}` has shape {:?}",
-                            spec.name, spec.shape
-                        )));
+                        return Err(Error::Engine(format!("parameter `{}` has shape {:?}", spec.name, spec.shape)));
                     }
                     slots.push(Slot {
                         name: spec.name.clone(),
@@ -177,31 +161,16 @@ impl Layout {
                 let numel = offset.div_ceil(multiple.max(1)) * multiple.max(1);
                 let [params, grads, optim] = place(unit, numel)?;
                 flats.push(layout.flats.len());
-                layout.flats.push(Flat {
-                    unit: unit_index,
-                    dtype,
-                    trainable,
-                    slots,
-                    numel,
-                    params,
-                    grads,
-                    optim,
-                });
+                layout.flats.push(Flat { unit: unit_index, dtype, trainable, slots, numel, params, grads, optim });
             }
-            layout.units.push(Unit {
-                name: unit.name.clone(),
-                root: unit.root,
-                flats,
-            });
+            layout.units.push(Unit { name: unit.name.clone(), root: unit.root, flats });
         }
         Ok(layout)
     }
 
     /// All slots with their flat, in forward order.
     pub fn slots(&self) -> impl Iterator<Item = (&Flat, &Slot)> {
-        self.flats
-            .iter()
-            .flat_map(|flat| flat.slots.iter().map(move |slot| (flat, slot)))
+        self.flats.iter().flat_map(|flat| flat.slots.iter().map(move |slot| (flat, slot)))
     }
 
     /// Number of parameters, without padding, tied ones once.

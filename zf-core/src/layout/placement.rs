@@ -28,14 +28,7 @@ pub struct Placement {
 impl Placement {
     /// Every rank owns all `numel` elements.
     pub fn replicated(numel: usize) -> Self {
-        Self {
-            group: 1,
-            owners: vec![Owner {
-                start: 0,
-                end: numel,
-                member: 0,
-            }],
-        }
+        Self { group: 1, owners: vec![Owner { start: 0, end: numel, member: 0 }] }
     }
 
     /// Equal shards: the buffer seen as `[group, numel / group]`, one row a member.
@@ -44,18 +37,10 @@ impl Placement {
     /// When `group` does not divide `numel`.
     pub fn even(numel: usize, group: usize) -> Result<Self> {
         if group == 0 || !numel.is_multiple_of(group) {
-            return Err(Error::Engine(format!(
-                "{numel} elements cannot be split evenly over {group} ranks"
-            )));
+            return Err(Error::Engine(format!("{numel} elements cannot be split evenly over {group} ranks")));
         }
         let shard = numel / group;
-        let owners = (0..group)
-            .map(|m| Owner {
-                start: m * shard,
-                end: (m + 1) * shard,
-                member: m,
-            })
-            .collect();
+        let owners = (0..group).map(|m| Owner { start: m * shard, end: (m + 1) * shard, member: m }).collect();
         Ok(Self { group, owners })
     }
 
@@ -75,9 +60,7 @@ impl Placement {
             next = owner.end;
         }
         if next != numel {
-            return Err(Error::Engine(format!(
-                "owners cover {next} of {numel} elements"
-            )));
+            return Err(Error::Engine(format!("owners cover {next} of {numel} elements")));
         }
         Ok(Self { group, owners })
     }
@@ -99,10 +82,7 @@ impl Placement {
 
     /// The ranges that `member` owns, ascending. Their concatenation is the member's local space.
     pub fn ranges(&self, member: usize) -> impl Iterator<Item = Range<usize>> {
-        self.owners
-            .iter()
-            .filter(move |o| o.member == member && o.start < o.end)
-            .map(|o| o.start..o.end)
+        self.owners.iter().filter(move |o| o.member == member && o.start < o.end).map(|o| o.start..o.end)
     }
 
     /// Elements that `member` owns.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use crate::trace::Trace;
 use crate::{Error, Result};
 
 /// An ordered set of ranks that take part in a collective. Every member names the same ranks in the same order.
@@ -138,9 +139,7 @@ pub struct Ticket(Box<dyn TicketState>);
 
 impl std::fmt::Debug for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ticket")
-            .field("done", &self.0.is_done())
-            .finish()
+        f.debug_struct("Ticket").field("done", &self.0.is_done()).finish()
     }
 }
 
@@ -205,6 +204,10 @@ pub trait Transport: Send {
     /// float64, int64, uint8); a rank outside the group.
     fn issue(&mut self, request: Request) -> Result<Ticket>;
 
+    /// Has the transport record when its collectives move bytes, in the lane [`crate::trace::Lane::Comm`]. The default
+    /// records nothing.
+    fn record(&mut self, _trace: &Trace) {}
+
     /// Counted since the start.
     fn bytes(&self) -> CommBytes;
 
@@ -219,12 +222,7 @@ impl dyn Transport + '_ {
     /// As [`Transport::issue`] and [`TicketState::wait`].
     pub fn exchange(&mut self, label: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let group = Group::world(self.world());
-        self.issue(Request {
-            group,
-            label: label.into(),
-            collective: Collective::Exchange { bytes },
-        })?
-        .bytes()
+        self.issue(Request { group, label: label.into(), collective: Collective::Exchange { bytes } })?.bytes()
     }
 
     /// Waits until every rank has come here.

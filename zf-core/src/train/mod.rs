@@ -66,8 +66,6 @@ pub struct Training {
     pub folder: PathBuf,
     /// The resolved run file, kept in the run folder and in checkpoints.
     pub resolved: String,
-    /// The folder that relative paths in the run file start from.
-    pub base: PathBuf,
     /// The command line, for the summary.
     pub command: Vec<String>,
     /// The checkpoint to go on from.

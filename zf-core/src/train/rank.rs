@@ -89,7 +89,8 @@ pub(crate) fn run(
             let _span = trace.span(Lane::Compute, "validation");
             if interrupted { None } else { run.validate()? }
         };
-        let improved = validation.is_some_and(|loss| loss.is_finite() && best.is_none_or(|b: Best| loss < b.validation_loss));
+        let improved =
+            validation.is_some_and(|loss| loss.is_finite() && best.is_none_or(|b: Best| loss < b.validation_loss));
         if let Some(loss) = validation.filter(|_| improved) {
             best = Some(Best { step: done, validation_loss: loss });
         }

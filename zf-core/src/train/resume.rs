@@ -32,7 +32,10 @@ impl Resume {
     pub(crate) fn progress(&self) -> Result<Progress> {
         let extra = &self.meta().extra["progress"];
         serde_json::from_value(extra.clone()).map_err(|error| {
-            Error::Input(format!("{}: the progress it stores cannot be read: {error}", self.checkpoint.path().display()))
+            Error::Input(format!(
+                "{}: the progress it stores cannot be read: {error}",
+                self.checkpoint.path().display()
+            ))
         })
     }
 

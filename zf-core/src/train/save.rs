@@ -19,8 +19,7 @@ pub(crate) struct Saver {
 impl Saver {
     pub(crate) fn new(training: &Training, rank: usize, attempt: &str) -> Result<Self> {
         let policy = &training.run.checkpoint;
-        let options =
-            Options { keep: policy.keep, attempt: attempt.to_string(), timeout: Duration::from_secs(300) };
+        let options = Options { keep: policy.keep, attempt: attempt.to_string(), timeout: Duration::from_secs(300) };
         let writer = Writer::new(&training.folder.join("checkpoints"), rank, options)?;
         Ok(Self { writer: AsyncWriter::new(writer)?, wait: !policy.asynchronous, last: None })
     }
@@ -32,6 +31,8 @@ impl Saver {
 
     /// Copies this rank's state and hands it to the writer.
     pub(crate) fn save(&mut self, run: &mut Loop<'_>, best: Option<Best>) -> Result<()> {
+        // The last one must be on disk before the next copy is made: one snapshot at a time.
+        self.writer.flush()?;
         let step = run.engine.steps();
         let pieces = run.engine.export()?;
         let meta = (run.rank == 0).then(|| meta(run, best)).transpose()?;
@@ -62,7 +63,6 @@ fn meta(run: &Loop<'_>, best: Option<Best>) -> Result<Meta> {
         best,
         versions: super::measure::versions(),
         extra: json!({
-            "base": training.base,
             "progress": encode(&progress)?,
             "batch": { "global": training.run.global_batch, "micro": training.run.micro_batch },
         }),

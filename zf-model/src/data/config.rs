@@ -31,6 +31,7 @@ pub struct DataConfig {
     pub order: OrderKind,
     /// What is kept for validation: a fraction from the end, or a file or folder of its own.
     #[serde(default)]
+    #[schemars(extend("format" = "path"))]
     pub validation: Validation,
     /// Join documents by the end-of-text token and cut at the sequence length; otherwise a document is a row, padded
     /// on the right or cut.
@@ -41,9 +42,11 @@ pub struct DataConfig {
     pub token_bytes: u32,
     /// A folder with `tokenizer.json`. Default: the model's folder; without one, tokens are bytes.
     #[serde(default)]
+    #[schemars(extend("format" = "path"))]
     pub tokenizer: Option<PathBuf>,
     /// Where tokenised text is kept. Default: `$XDG_CACHE_HOME/zenflow/tokens` or `~/.cache/zenflow/tokens`.
     #[serde(default)]
+    #[schemars(extend("format" = "path"))]
     pub cache: Option<PathBuf>,
 }
 

@@ -63,7 +63,7 @@ pub(super) fn save(root: &Path, options: &Options, states: Vec<RankState>, meta:
                 })
             })
             .collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
+        threads.into_iter().try_for_each(|t| t.join().unwrap())
     })
 }
 
