@@ -2,5 +2,9 @@
 
 mod exact;
 mod float16;
+mod hostile;
+mod kinds;
+mod lab;
+mod ledger;
 mod lifecycle;
 mod reference;
