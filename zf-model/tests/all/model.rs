@@ -78,7 +78,7 @@ fn every_parameter_gets_a_gradient_and_a_later_token_changes_nothing_before() {
         let by_logits =
             value(&logits.cross_entropy_loss::<Tensor>(&only.view([-1]), None, tch::Reduction::Sum, IGNORE, 0.0));
         let targets = whole.targets.full_like(IGNORE);
-        let _ = targets.narrow(1, 9, 1).copy_(&only);
+        targets.narrow(1, 9, 1).copy_(&only);
         let masked = Batch { targets, ..batch(&[0, 1], 20) };
         let by_loss = value(&tch::no_grad(|| model.loss(&cx, &masked).unwrap().sum));
         assert!((by_logits - by_loss).abs() < 1e-4, "{name}: {by_logits} and {by_loss}");
