@@ -22,6 +22,8 @@ fn check(model: &str, keys: &str) {
     let expected = finish(&text, whole.path());
     let losses: Vec<f64> = records(whole.path()).iter().map(|record| record.loss).collect();
     assert!(losses.windows(2).all(|pair| pair[0] != pair[1]), "steps are not told apart: {losses:?}");
+    // After a step that validates, then after one that saves anyway.
+    stop_after(&text, parts.path(), 4);
     stop_after(&text, parts.path(), 6);
     assert_eq!(history(parts.path()).len(), 6);
     let found = finish(&text, parts.path());

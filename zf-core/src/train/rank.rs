@@ -87,7 +87,8 @@ pub(crate) fn run(
         let done = run.engine.steps();
         let validation = {
             let _span = trace.span(Lane::Compute, "validation");
-            if interrupted { None } else { run.validate()? }
+            // Also when told to stop: a resumed run does not come back to this step.
+            run.validate()?
         };
         let improved =
             validation.is_some_and(|loss| loss.is_finite() && best.is_none_or(|b: Best| loss < b.validation_loss));
