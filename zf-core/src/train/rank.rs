@@ -74,7 +74,8 @@ pub(crate) fn run(
             f(&mut **observer.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
         }
     };
-    let notes = meter.notes(&run);
+    let mut notes = meter.notes(&run);
+    notes.extend(training.resume.iter().flat_map(|resume| resume.changes(&training.resolved)));
     tell(&mut |o| o.start(run.engine.steps(), plan.steps, &notes));
 
     let mut interrupted = false;

@@ -1,5 +1,6 @@
 //! Going on from a checkpoint.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::Training;
@@ -39,7 +40,7 @@ impl Resume {
         })
     }
 
-    /// Checks that model, data and seed are those of the checkpoint and returns what else changed.
+    /// Checks that model, data, seed and batches are those of the checkpoint.
     pub(crate) fn check(&self, training: &Training, model_identity: &str) -> Result<()> {
         let meta = self.meta();
         let path = self.checkpoint.path().display();
@@ -66,6 +67,35 @@ impl Resume {
         }
         Ok(())
     }
+}
+
+impl Resume {
+    /// The settings of `resolved` (TOML) that are not those of the checkpoint, a line each.
+    pub(crate) fn changes(&self, resolved: &str) -> Vec<String> {
+        let (before, now) = (settings(&self.meta().run), settings(resolved));
+        let keys: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+        let shown = |of: &BTreeMap<String, String>, key| of.get(key).map_or("unset".into(), String::clone);
+        keys.into_iter()
+            .filter(|key| before.get(*key) != now.get(*key))
+            .map(|key| format!("resumed with {key} = {}, before {}", shown(&now, key), shown(&before, key)))
+            .collect()
+    }
+}
+
+/// Values by dotted key; none of a text that is no TOML.
+fn settings(text: &str) -> BTreeMap<String, String> {
+    fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String>) {
+        for (key, value) in table {
+            let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+            match value {
+                toml::Value::Table(table) => flatten(&key, table, into),
+                value => drop(into.insert(key, value.to_string())),
+            }
+        }
+    }
+    let mut all = BTreeMap::new();
+    flatten("", &text.parse().unwrap_or_default(), &mut all);
+    all
 }
 
 impl StateSource for Resume {
