@@ -59,6 +59,7 @@ unsafe extern "C" {
     pub(crate) fn zf_heap_release(heap: *mut c_void);
     pub(crate) fn zf_heap_enter(heap: *mut c_void) -> *mut c_void;
     pub(crate) fn zf_heap_tag(category: u8) -> u8;
+    pub(crate) fn zf_heap_retag(tensor: *mut C_tensor, category: u8) -> Message;
     pub(crate) fn zf_heap_stats(heap: *mut c_void, live: *mut i64, at_peak: *mut i64, peak: *mut i64, cached: *mut i64);
     pub(crate) fn zf_heap_reset_peak(heap: *mut c_void);
     pub(crate) fn zf_heap_drop_cached(heap: *mut c_void);

@@ -15,6 +15,8 @@ use std::ops::{Index, IndexMut};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 
+use tch::Tensor;
+
 use crate::{Error, Result, ffi};
 
 /// What a block of memory is for.
@@ -287,6 +289,19 @@ impl Drop for HeapGuard {
 pub fn tag(category: Category) -> TagGuard {
     // SAFETY: any value is accepted.
     TagGuard { before: unsafe { ffi::zf_heap_tag(category as u8) }, _thread: PhantomData }
+}
+
+/// Books the memory of a tensor, with all its views, under another category: for memory that others allocated, such as
+/// a gradient that autograd made. Memory of another allocator is left alone.
+///
+/// The tensor's storage must not be in use by another thread.
+///
+/// # Errors
+///
+/// If the tensor has no storage.
+pub fn retag(tensor: &Tensor, category: Category) -> Result<()> {
+    // SAFETY: the handle lives during the call.
+    ffi::check("heap::retag", unsafe { ffi::zf_heap_retag(ffi::raw(tensor), category as u8) })
 }
 
 /// Restores the thread's former category when dropped.

@@ -50,8 +50,8 @@ impl Message {
         let mut sum = ExactSum::default();
         for (flat, seen) in core.flats.iter().zip(&core.present).filter(|(flat, _)| flat.spec.trainable) {
             message.present.extend(seen.iter().map(|&seen| u8::from(seen)));
-            for range in &flat.reduced {
-                let grad = flat.grad(range)?.f_to_kind(tch::Kind::Float)?.f_to_device(tch::Device::Cpu)?;
+            for grad in flat.grads()?.summed(&flat.spec, &flat.reduced)? {
+                let grad = grad.f_to_kind(tch::Kind::Float)?.f_to_device(tch::Device::Cpu)?;
                 let values = zf_sys::storage::slice::<f32>(&grad)?;
                 if exact {
                     sum.add_squares(values);

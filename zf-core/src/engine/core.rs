@@ -6,7 +6,8 @@ use tch::Tensor;
 use zf_sys::heap::{Category, tag};
 
 use super::buckets::{self, Bucket};
-use super::flat::{FlatState, GradPlan, int, narrow};
+use super::flat::{FlatState, int, narrow};
+use super::grads::{GradPlan, store};
 use crate::layout::Layout;
 use crate::stage::{Collective, Group, Reduce, Request, Ticket, Transport};
 use crate::trace::Trace;
@@ -88,20 +89,19 @@ impl Core {
     /// A new step begins: forgets which gradients were seen and empties the accumulators that micro-batches add into.
     pub(crate) fn begin_step(&mut self) -> Result<()> {
         self.present.iter_mut().flatten().for_each(|seen| *seen = false);
-        if matches!(self.plan, GradPlan::MicroBatch { .. }) {
-            for flat in self.flats.iter().filter(|flat| flat.spec.trainable) {
-                for range in &flat.reduced {
-                    let _ = flat.grad(range)?.f_zero_()?;
-                }
-            }
-        }
-        Ok(())
+        let each = self.plan.is_each();
+        self.flats.iter_mut().flat_map(|flat| &mut flat.grads).try_for_each(|grads| grads.begin_step(each))
+    }
+
+    /// The step is over: gives memory back that only gradients needed.
+    pub(crate) fn end_step(&mut self) {
+        self.flats.iter_mut().flat_map(|flat| &mut flat.grads).for_each(|grads| grads.end_step());
     }
 
     /// A new micro-batch begins; `last` says whether it ends the step.
     pub(crate) fn begin_micro_batch(&mut self, last: bool) {
         self.next = 0;
-        self.reducing = last || matches!(self.plan, GradPlan::MicroBatch { .. });
+        self.reducing = last || self.plan.is_each();
         self.arrived.iter_mut().flatten().for_each(|seen| *seen = false);
         self.missing.fill(0);
         for flat in self.flats.iter().filter(|flat| flat.spec.trainable) {
@@ -123,13 +123,16 @@ impl Core {
         let leaf = &state.leaves[slot];
         let grad = zf_sys::autograd::grad(leaf)
             .ok_or_else(|| Error::Engine(format!("the hook of `{name}` ran without a gradient")))?;
-        let again = match self.plan {
-            GradPlan::Boundary(_) => self.present[flat][slot],
-            GradPlan::MicroBatch { .. } => self.arrived[flat][slot],
-        };
-        let mut target = self.gradient_target(flat, slot)?;
-        tch::no_grad(|| if again { target.f_add_(&grad).map(drop) } else { target.f_copy_(&grad) })?;
-        zf_sys::autograd::set_grad(&self.flats[flat].leaves[slot], None)?;
+        let _no_grad = tch::no_grad_guard();
+        zf_sys::autograd::set_grad(leaf, None)?;
+        if self.plan.is_each() {
+            let scratch = self.scratch(flat)?;
+            store(&scratch, &self.flats[flat].spec, slot, &grad, self.arrived[flat][slot])?;
+        } else {
+            let FlatState { spec, grads, .. } = &mut self.flats[flat];
+            let grads = grads.as_mut().ok_or_else(|| Error::Engine("a frozen parameter received a gradient".into()))?;
+            grads.take(spec, slot, &grad, self.present[flat][slot])?;
+        }
         self.present[flat][slot] = true;
         if !std::mem::replace(&mut self.arrived[flat][slot], true) {
             self.missing[unit] -= 1;
@@ -168,7 +171,7 @@ impl Core {
             if !self.flats[index].spec.trainable {
                 continue;
             }
-            let buffer = self.flats[index].grads()?.shallow_clone();
+            let buffer = self.flats[index].grads()?.buffer()?.shallow_clone();
             let placement = self.flats[index].reduction.clone();
             tickets.extend(self.all_gather(&buffer, &placement, index, "gradients")?);
         }
@@ -210,16 +213,6 @@ impl Core {
         self.missing[unit] == 0 && !self.layout.units[unit].root
     }
 
-    /// Where the gradient of a slot goes: the step's buffer, or this micro-batch's scratch.
-    fn gradient_target(&mut self, flat: usize, slot: usize) -> Result<Tensor> {
-        let buffer = match self.plan {
-            GradPlan::Boundary(_) => self.flats[flat].grads()?.shallow_clone(),
-            GradPlan::MicroBatch { .. } => self.scratch(flat)?,
-        };
-        let slot = &self.flats[flat].spec.slots[slot];
-        Ok(narrow(&buffer, slot.offset..slot.offset + slot.numel)?.f_view(slot.shape.as_slice())?)
-    }
-
     /// The scratch of a flat for this micro-batch, from the pool where one fits. Padding is zero.
     fn scratch(&mut self, flat: usize) -> Result<Tensor> {
         if let Some(scratch) = &self.scratch[flat] {
@@ -250,6 +243,7 @@ impl Core {
         for index in self.layout.units[unit].flats.clone() {
             if self.flats[index].spec.trainable {
                 match self.plan {
+                    GradPlan::Loose(_) => {}
                     GradPlan::Boundary(_) => self.reduce_at_boundary(index)?,
                     GradPlan::MicroBatch { .. } => self.reduce_into_owner(index)?,
                 }
@@ -261,11 +255,8 @@ impl Core {
     /// Sums the accumulated gradients over ranks: to all where all need them, else to the owner.
     fn reduce_at_boundary(&mut self, index: usize) -> Result<()> {
         let flat = &self.flats[index];
-        let grads = flat.grads()?.shallow_clone();
+        let grads = flat.grads()?.buffer()?.shallow_clone();
         zero_absent(flat, &grads, &self.present[index])?;
-        if self.group.size() == 1 {
-            return Ok(());
-        }
         let elements = self.bucket_bytes / grads.kind().elt_size_in_bytes().max(1);
         if flat.spec.optim.group() == 1 {
             for range in buckets::split(0..flat.spec.numel, elements) {

@@ -5,21 +5,9 @@ use std::ops::Range;
 use tch::{Device, Kind, Tensor};
 use zf_sys::heap::{Category, tag};
 
+use super::grads::{GradPlan, Grads};
 use crate::layout::{Flat, Placement, Slot};
 use crate::{Error, Result};
-
-/// How a flat buffer accumulates gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GradPlan {
-    /// Locally over the micro-batches, summed over ranks in the last one. The buffer is full size.
-    Boundary(Kind),
-    /// Each micro-batch is added into the owner's float32 accumulator, which is a range of a full-size buffer where
-    /// every rank needs the whole sum (`full`), or else just the owned elements.
-    MicroBatch {
-        /// Whether the buffer has full size.
-        full: bool,
-    },
-}
 
 /// A range of a parameter that this rank updates.
 #[derive(Debug, Clone)]
@@ -46,9 +34,8 @@ pub(crate) struct FlatState {
     pub(crate) params: Tensor,
     /// Views of `params`, one a slot, leaves of autograd if trainable.
     pub(crate) leaves: Vec<Tensor>,
-    /// Accumulated gradients; see [`GradPlan`]. `None` for frozen parameters.
-    grads: Option<Tensor>,
-    plan: GradPlan,
+    /// Accumulated gradients; `None` for frozen parameters.
+    pub(crate) grads: Option<Grads>,
     /// float32 masters of the owned elements; `None` where the parameter is its own master.
     master: Option<Tensor>,
     /// Optimizer states of the owned elements, float32.
@@ -79,12 +66,7 @@ impl FlatState {
         let owned_len = owned.iter().map(ExactSizeIterator::len).sum();
         let (mut grads, mut master, mut optim) = (None, None, Vec::new());
         if spec.trainable {
-            let (numel, kind) = match plan {
-                GradPlan::Boundary(kind) => (spec.numel, kind),
-                GradPlan::MicroBatch { full: true } => (spec.numel, Kind::Float),
-                GradPlan::MicroBatch { full: false } => (reduced.iter().map(ExactSizeIterator::len).sum(), Kind::Float),
-            };
-            grads = Some(zeros(Category::Gradients, numel, kind)?);
+            grads = Some(Grads::new(plan, spec, &reduced, device)?);
             if spec.dtype.kind() != Kind::Float {
                 master = Some(zeros(Category::Optimizer, owned_len, Kind::Float)?);
             }
@@ -99,25 +81,20 @@ impl FlatState {
             params,
             leaves,
             grads,
-            plan,
             master,
             states: optim,
             counts: vec![0; spec.slots.len()],
         })
     }
 
-    /// The gradient buffer.
-    pub(crate) fn grads(&self) -> Result<&Tensor> {
-        self.grads.as_ref().ok_or_else(|| Error::Engine("a frozen parameter received a gradient".into()))
+    /// The accumulated gradients.
+    pub(crate) fn grads(&self) -> Result<&Grads> {
+        self.grads.as_ref().ok_or_else(|| Error::Engine("a frozen parameter has no gradient".into()))
     }
 
-    /// Where the accumulated gradient of elements `range` lies (within what this rank sums or holds).
+    /// The accumulated gradient of elements `range`, within a slot or a range that this rank sums.
     pub(crate) fn grad(&self, range: &Range<usize>) -> Result<Tensor> {
-        let start = match self.plan {
-            GradPlan::Boundary(_) | GradPlan::MicroBatch { full: true } => range.start,
-            GradPlan::MicroBatch { full: false } => local_offset(&self.reduced, range)?,
-        };
-        narrow(self.grads()?, start..start + range.len())
+        self.grads()?.range(&self.spec, &self.reduced, range)
     }
 
     /// The float32 masters of elements `range`, which this rank owns.
@@ -174,7 +151,7 @@ pub(crate) fn int(size: usize) -> Result<i64> {
 }
 
 /// The offset of `range` in the concatenation of `ranges`, one of which holds it.
-fn local_offset(ranges: &[Range<usize>], range: &Range<usize>) -> Result<usize> {
+pub(crate) fn local_offset(ranges: &[Range<usize>], range: &Range<usize>) -> Result<usize> {
     let mut local = 0;
     for owned in ranges {
         if owned.start <= range.start && range.end <= owned.end {

@@ -5,6 +5,7 @@ mod buckets;
 mod context;
 mod core;
 mod flat;
+mod grads;
 mod launch;
 mod options;
 mod state;
@@ -22,7 +23,8 @@ use tch::Tensor;
 
 use self::context::UnitParams;
 use self::core::{Core, Shared, lock};
-use self::flat::{FlatState, GradPlan};
+use self::flat::FlatState;
+use self::grads::GradPlan;
 use self::update::{SlotHyper, check_groups, slot_hyper};
 use crate::config::{Accumulate, ReduceWhen};
 use crate::layout::{DType, Layout};
@@ -189,7 +191,7 @@ impl Engine {
     }
 
     fn reduces_each_micro_batch(&self) -> bool {
-        matches!(self.plan, GradPlan::MicroBatch { .. })
+        self.plan.is_each()
     }
 
     /// Adds rank and step to an error and tells the other ranks, so that none waits for this one.
@@ -244,13 +246,17 @@ fn grad_plan(options: &EngineOptions, layout: &Layout) -> Result<GradPlan> {
         ReduceWhen::MicroBatch => true,
         ReduceWhen::Boundary => false,
     };
+    let kind = match options.accumulate {
+        Accumulate::Float32 => tch::Kind::Float,
+        Accumulate::Model => options.dtype.kind(),
+    };
     match (each, options.accumulate) {
+        (false, _) if layout.mesh.world() == 1 => Ok(GradPlan::Loose(kind)),
+        (false, _) => Ok(GradPlan::Boundary(kind)),
         (true, Accumulate::Float32) => {
             let full = layout.flats.iter().any(|flat| flat.optim.group() != layout.mesh.world());
             Ok(GradPlan::MicroBatch { full })
         }
-        (false, Accumulate::Float32) => Ok(GradPlan::Boundary(tch::Kind::Float)),
-        (false, Accumulate::Model) => Ok(GradPlan::Boundary(options.dtype.kind())),
         (true, Accumulate::Model) => Err(Error::Config(
             "`reduce.accumulate = \"model\"` needs `reduce.when = \"boundary\"`: after each micro-batch owners \
              accumulate in float32"

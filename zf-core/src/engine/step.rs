@@ -83,6 +83,7 @@ impl Engine {
             seconds.stall += lap(&mut clock);
             self.update(&agreed, lr, factor * clip_coefficient(grad_norm, self.options.clip))?;
         }
+        lock(&self.shared).end_step();
         self.conclude(skipped, &agreed)?;
         seconds.update += lap(&mut clock);
 

@@ -78,6 +78,12 @@ class Heap {
     total_.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
   }
 
+  // Books a live block under another category. The split at the peak follows: the bytes were always of that kind.
+  void move(size_t bytes, uint8_t from, uint8_t to) noexcept {
+    live_[from].fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+    live_[to].fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+  }
+
   // A kept block of exactly this capacity, or null.
   Header* reuse(size_t capacity) noexcept {
     const std::lock_guard<std::mutex> lock(kept_lock_);
@@ -326,6 +332,21 @@ uint8_t zf_heap_tag(uint8_t category) noexcept {
   const uint8_t before = current_category;
   current_category = category < kCategories ? category : kOther;
   return before;
+}
+
+ZfMessage zf_heap_retag(ZfTensor tensor, uint8_t category) noexcept {
+  return zf::guarded([&] {
+    TORCH_CHECK(tensor->defined() && tensor->has_storage(), "the tensor has no storage");
+    const c10::DataPtr& data = tensor->storage().data_ptr();
+    if (data.get() == nullptr || data.get_deleter() != &free_block || category >= kCategories) {
+      return;
+    }
+    Header* header = header_of(data.get());
+    if (header->heap != nullptr) {
+      header->heap->move(header->bytes, header->category, category);
+    }
+    header->category = category;
+  });
 }
 
 void zf_heap_stats(void* heap, int64_t* live, int64_t* at_peak, int64_t* peak, int64_t* cached) noexcept {

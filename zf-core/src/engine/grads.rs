@@ -1,0 +1,144 @@
+//! Where the gradients of one flat buffer accumulate.
+
+use std::ops::Range;
+
+use tch::{Device, Kind, Tensor};
+use zf_sys::heap::{Category, retag, tag};
+
+use super::flat::{int, local_offset, narrow};
+use crate::layout::Flat;
+use crate::{Error, Result};
+
+/// How gradients accumulate over the micro-batches of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GradPlan {
+    /// There is one rank: they stay where autograd makes them, in this type, and are given back after the update.
+    Loose(Kind),
+    /// Locally in a full-size buffer of this type, summed over ranks in the last micro-batch.
+    Boundary(Kind),
+    /// Each micro-batch is added into the owner's float32 accumulator, which is a range of a full-size buffer where
+    /// every rank needs the whole sum (`full`), or else just the owned elements.
+    MicroBatch {
+        /// Whether the buffer has full size.
+        full: bool,
+    },
+}
+
+impl GradPlan {
+    /// Whether every micro-batch is reduced by itself.
+    pub(crate) fn is_each(self) -> bool {
+        matches!(self, Self::MicroBatch { .. })
+    }
+}
+
+/// The accumulated gradients of one flat on one rank.
+#[derive(Debug)]
+pub(crate) enum Grads {
+    /// By slot.
+    Loose { kind: Kind, device: Device, slots: Vec<Option<Tensor>> },
+    /// Element e of the flat lies at e.
+    Full(Tensor),
+    /// The elements this rank sums, one range after the other.
+    Owned(Tensor),
+}
+
+impl Grads {
+    /// Empty accumulators for a flat of which this rank sums the ranges `reduced`.
+    pub(crate) fn new(plan: GradPlan, spec: &Flat, reduced: &[Range<usize>], device: Device) -> Result<Self> {
+        let _tag = tag(Category::Gradients);
+        let zeros = |numel: usize, kind| Ok::<_, Error>(Tensor::f_zeros([int(numel)?], (kind, device))?);
+        Ok(match plan {
+            GradPlan::Loose(kind) => Self::Loose { kind, device, slots: spec.slots.iter().map(|_| None).collect() },
+            GradPlan::Boundary(kind) => Self::Full(zeros(spec.numel, kind)?),
+            GradPlan::MicroBatch { full: true } => Self::Full(zeros(spec.numel, Kind::Float)?),
+            GradPlan::MicroBatch { full: false } => {
+                Self::Owned(zeros(reduced.iter().map(ExactSizeIterator::len).sum(), Kind::Float)?)
+            }
+        })
+    }
+
+    /// Takes the gradient of a slot for this step, or adds to it where there is one already (`again`).
+    pub(crate) fn take(&mut self, spec: &Flat, slot: usize, grad: &Tensor, again: bool) -> Result<()> {
+        match self {
+            Self::Loose { kind, slots, .. } => match &mut slots[slot] {
+                Some(sum) if again => drop(sum.f_add_(grad)?),
+                place => {
+                    let grad = grad.f_to_kind(*kind)?.f_contiguous()?;
+                    retag(&grad, Category::Gradients)?;
+                    *place = Some(grad);
+                }
+            },
+            Self::Full(buffer) => store(buffer, spec, slot, grad, again)?,
+            Self::Owned(_) => return Err(Error::Engine("a gradient came before it was reduced".into())),
+        }
+        Ok(())
+    }
+
+    /// The full-size buffer.
+    pub(crate) fn buffer(&self) -> Result<&Tensor> {
+        match self {
+            Self::Full(buffer) => Ok(buffer),
+            _ => Err(Error::Engine("this rank holds no full-size gradient".into())),
+        }
+    }
+
+    /// The accumulated gradient of elements `range`, which lie in one slot or in one range of `reduced`. Zeros where a
+    /// slot had none.
+    pub(crate) fn range(&self, spec: &Flat, reduced: &[Range<usize>], range: &Range<usize>) -> Result<Tensor> {
+        match self {
+            Self::Full(buffer) => narrow(buffer, range.clone()),
+            Self::Owned(buffer) => {
+                let start = local_offset(reduced, range)?;
+                narrow(buffer, start..start + range.len())
+            }
+            Self::Loose { kind, device, slots } => {
+                let holds =
+                    |slot: &crate::layout::Slot| slot.offset <= range.start && range.end <= slot.offset + slot.numel;
+                let index = spec.slots.iter().position(holds);
+                let index = index.ok_or_else(|| Error::Engine(format!("no parameter holds elements {range:?}")))?;
+                let start = range.start - spec.slots[index].offset;
+                match &slots[index] {
+                    Some(grad) => narrow(&grad.f_view([-1])?, start..start + range.len()),
+                    None => Ok(Tensor::f_zeros([int(range.len())?], (*kind, *device))?),
+                }
+            }
+        }
+    }
+
+    /// All that this rank sums, in a few 1-D tensors.
+    pub(crate) fn summed(&self, spec: &Flat, reduced: &[Range<usize>]) -> Result<Vec<Tensor>> {
+        match self {
+            Self::Loose { slots, .. } => slots.iter().flatten().map(|grad| Ok(grad.f_view([-1])?)).collect(),
+            _ => reduced.iter().map(|range| self.range(spec, reduced, range)).collect(),
+        }
+    }
+
+    /// Empties what micro-batches add into, and gives loose gradients back.
+    pub(crate) fn begin_step(&mut self, each: bool) -> Result<()> {
+        match self {
+            Self::Loose { slots, .. } => slots.fill_with(|| None),
+            Self::Full(buffer) | Self::Owned(buffer) if each => drop(buffer.f_zero_()?),
+            Self::Full(_) | Self::Owned(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The step is over: loose gradients are given back before the next forward pass needs the memory.
+    pub(crate) fn end_step(&mut self) {
+        if let Self::Loose { slots, .. } = self {
+            slots.fill_with(|| None);
+        }
+    }
+}
+
+/// Copies or adds the gradient of a slot into a buffer of the flat's size.
+pub(crate) fn store(buffer: &Tensor, spec: &Flat, slot: usize, grad: &Tensor, again: bool) -> Result<()> {
+    let slot = &spec.slots[slot];
+    let mut target = narrow(buffer, slot.offset..slot.offset + slot.numel)?.f_view(slot.shape.as_slice())?;
+    if again {
+        let _ = target.f_add_(grad)?;
+    } else {
+        target.f_copy_(grad)?;
+    }
+    Ok(())
+}
