@@ -255,6 +255,11 @@ def write_atomic(path, text):
     os.replace(scratch, path)
 
 
+def read_state():
+    """What is known of each check."""
+    return json.loads(STATE.read_text()) if STATE.exists() else {}
+
+
 def report(state):
     """docs/accept.md: one row a check, in their order."""
     rows = []
@@ -288,12 +293,11 @@ def main():
         print(f"error: {ZF} is missing; build it with `make build`", file=sys.stderr)
         return 2
     WORK.mkdir(parents=True, exist_ok=True)
-    state = json.loads(STATE.read_text()) if STATE.exists() else {}
     key, failed = program(), []
     machine = f"{os.cpu_count()} cores, {platform.machine()}"
     for name in options.only or CHECKS:
         function, _ = CHECKS[name]
-        entry = state.get(name, {})
+        entry = read_state().get(name, {})
         if entry.get("passed") and entry.get("program") == key and not options.fresh:
             print(f"{name}: passed before")
             continue
@@ -308,6 +312,8 @@ def main():
         print(f"{name}: {figure} ({seconds:.0f} s)", flush=True)
         date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
         figure = f"{figure} ({seconds:.0f} s, {machine})"
+        # Read anew: another check may have run beside this one.
+        state = read_state()
         state[name] = {"passed": passed, "program": key, "figure": figure, "date": date}
         write_atomic(STATE, json.dumps(state, indent=1) + "\n")
         report(state)
