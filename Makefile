@@ -39,6 +39,8 @@ demo: build data ## train a small language model on two ranks for at most three 
 test: libtorch ## format, lints, all tests, doc tests
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	@# Tests of the program run it as a user would.
+	$(CARGO) build --release $(CARGO_FLAGS) -p zf-cli
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		set -x; $(CARGO) nextest run --release $(CARGO_FLAGS) --workspace; \
 	else \

@@ -1,15 +1,15 @@
-//! A transport over a link that is slow to begin with every message.
+//! A transport over a link of high latency.
 
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
-use zf_core::stage::{CommBytes, Request, Ticket, TicketState, Transport};
+use zf_core::stage::{Collective, CommBytes, Request, Ticket, TicketState, Transport};
 use zf_core::trace::Trace;
 use zf_core::{Error, Result};
 
-/// Completes every collective `delay` later than the transport within. Delays queue in the order of issue, over all
-/// groups, as on a link that carries one message after the other: ten collectives issued at once take ten delays.
+/// Completes every collective of tensors `delay` later than the transport within: latency, not bandwidth, so that ten
+/// collectives issued at once are all one delay late. Exchanges of a few bytes pass as they are.
 ///
 /// The caller of `issue` is not held up. A thread of its own (`delay-<rank>`) sleeps in its stead.
 pub struct Delayed {
@@ -30,6 +30,7 @@ struct Link {
 /// A ticket of the transport within, and who waits for it.
 struct Message {
     ticket: Ticket,
+    issued: Instant,
     reply: Sender<Result<Vec<Vec<u8>>>>,
 }
 
@@ -60,11 +61,14 @@ impl Link {
         let thread = std::thread::Builder::new()
             .name(format!("delay-{rank}"))
             .spawn(move || {
-                for Message { ticket, reply } in messages {
+                for Message { ticket, issued, reply } in messages {
+                    // One that completed while the thread slept for another counts from its issue.
+                    let done = ticket.is_done();
                     let result = ticket.bytes();
+                    let completed = if done { issued } else { Instant::now() };
                     if result.is_ok() {
                         // Nothing is ever sent: this sleeps, unless the transport is dropped.
-                        let _ = asleep.recv_timeout(delay);
+                        let _ = asleep.recv_deadline(completed + delay);
                     }
                     // Nobody listens if the ticket was dropped.
                     let _ = reply.try_send(result);
@@ -86,10 +90,14 @@ impl Transport for Delayed {
 
     fn issue(&mut self, request: Request) -> Result<Ticket> {
         let inner = self.inner.as_mut().expect("it is taken out in drop only");
-        let ticket = inner.issue(request)?;
+        let small = matches!(request.collective, Collective::Exchange { .. });
+        let (issued, ticket) = (Instant::now(), inner.issue(request)?);
+        if small {
+            return Ok(ticket);
+        }
         let (reply, answer) = bounded(1);
         let gone = || Error::comm("the delaying link has ended");
-        self.link()?.queue.send(Message { ticket, reply }).map_err(|_| gone())?;
+        self.link()?.queue.send(Message { ticket, issued, reply }).map_err(|_| gone())?;
         Ok(Ticket::new(Box::new(Late(answer))))
     }
 

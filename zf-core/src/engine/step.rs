@@ -169,11 +169,11 @@ impl Engine {
 
     /// Books the outcome: counts, and last of all the loss scale.
     fn conclude(&mut self, skipped: bool, agreed: &Agreement) -> Result<()> {
-        if skipped {
-            self.skipped_in_a_row += 1;
-        } else {
+        if !skipped {
             self.skipped_in_a_row = 0;
             self.updates += 1;
+        } else if agreed.tokens > 0 {
+            self.skipped_in_a_row += 1;
         }
         if self.skipped_in_a_row >= SKIPPED_IN_A_ROW {
             return Err(Error::Engine(format!(
@@ -186,7 +186,10 @@ impl Engine {
             )));
         }
         if let Some(scaler) = &mut self.scaler {
-            scaler.update(skipped);
+            // A step without target tokens says nothing about the scale.
+            if agreed.tokens > 0 {
+                scaler.update(skipped);
+            }
         }
         Ok(())
     }

@@ -29,6 +29,9 @@ pub struct StepRecord {
     pub tflops: f64,
     /// Whether the update was left out because of a gradient that is not finite.
     pub skipped: bool,
+    /// The scale of the loss in this step's backward, in float16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
     /// Mean validation loss, in steps that measured it.
     pub validation_loss: Option<f64>,
     /// By how many steps the oldest update that this step did not see yet is late.

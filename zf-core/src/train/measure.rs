@@ -9,7 +9,7 @@ use super::rank::Loop;
 use crate::checkpoint::Best;
 use crate::engine::StepReport;
 use crate::files::write_atomic;
-use crate::layout::Layout;
+use crate::layout::{DType, Layout};
 use crate::record::{
     EventWriter, LinkBytes, METRICS, Memory, MetricsWriter, RankSummary, SUMMARY, StepRecord, Summary, read_metrics,
 };
@@ -89,6 +89,7 @@ impl Meter {
             tokens_per_second,
             tflops: tokens_per_second * run.training.model.model.flops_per_token(length) / run.world as f64 / 1e12,
             skipped: report.skipped,
+            loss_scale: (run.training.run.dtype == DType::Float16).then_some(report.loss_scale),
             validation_loss,
             staleness: 0,
             turnover: None,

@@ -84,7 +84,7 @@ pub(crate) fn run(
             run.engine.request_stop();
         }
         let report = run.step()?;
-        interrupted = report.stop;
+        interrupted = report.stop && run.engine.steps() < plan.steps;
         let done = run.engine.steps();
         let validation = {
             let _span = trace.span(Lane::Compute, "validation");
