@@ -9,9 +9,9 @@ use zf_core::record::Mode;
 
 use crate::commands;
 
-/// Trains models that do not fit: partition, offload and overlap as stages that mix.
+/// Trains language models on data-parallel ranks, with stages that mix
 #[derive(Debug, Parser)]
-#[command(name = "zf", version, about, arg_required_else_help = true, max_term_width = 110)]
+#[command(name = "zf", version, arg_required_else_help = true, max_term_width = 110)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -86,7 +86,7 @@ pub(crate) enum Command {
         /// Fail unless losses, norms and state are the same bits
         #[arg(long, conflicts_with = "tolerance")]
         equal: bool,
-        /// Fail where losses differ by more than X
+        /// Fail where losses or norms differ by more than this part of the larger one
         #[arg(long, value_name = "X")]
         tolerance: Option<f64>,
     },

@@ -7,6 +7,7 @@ use zf_core::registry::Registry;
 use zf_core::slots;
 
 use own_schedule as _;
+use zf_cli as _;
 
 fn run_file() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("run.toml")

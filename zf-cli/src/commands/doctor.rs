@@ -94,7 +94,7 @@ fn devices() -> Finding {
             "CPU; this machine has a CUDA device, but libtorch is built without CUDA",
             Some("set LIBTORCH to a CUDA build of libtorch 2.11 and build again".to_owned()),
         ),
-        (false, _) => ("CPU; emulated devices stand in for CUDA", None),
+        (false, _) => ("CPU", None),
     };
     let health = if advice.is_none() { Health::Good } else { Health::Poor };
     Finding { health, what: "devices", found: found.into(), advice }
@@ -115,7 +115,7 @@ fn cores() -> Finding {
         health: if single { Health::Poor } else { Health::Good },
         what: "cores",
         found,
-        advice: single.then(|| "ranks, host workers and checkpoints share one core: expect no overlap".into()),
+        advice: single.then(|| "ranks, their communication and checkpoints share one core: expect no overlap".into()),
     }
 }
 

@@ -19,6 +19,8 @@ const BATCH: u64 = 4;
 /// Those of the model and the data.
 pub fn run(model: &Path, data: &Path, length: Option<usize>, out: &mut dyn Write) -> anyhow::Result<()> {
     let opened = Opened::new(model)?;
+    let missing = || zf_core::Error::Input(format!("--data {}: no such file or folder", data.display()));
+    anyhow::ensure!(data.exists(), missing());
     let length = length.or(opened.sequence_length).unwrap_or(256);
     let length = opened.model.max_length().map_or(length, |limit| length.min(limit));
     let mut config = DataConfig::new(std::path::absolute(data)?, length);

@@ -185,7 +185,11 @@ mod tests {
     fn every_example_is_accepted() {
         for entry in Registry::global().expect("no duplicates").entries() {
             let text = if is_preset(entry) { format!("preset = \"{}\"\n", entry.name) } else { example(entry) };
-            let text = format!("{text}\n[run]\nsteps = 1\n");
+            let needed =
+                [("model", "path = \"m\""), ("data", "path = \"d.txt\"\nsequence_length = 8"), ("run", "steps = 1")];
+            let others = needed.iter().filter(|(section, _)| *section != entry.slot.name);
+            let others: String = others.map(|(section, keys)| format!("[{section}]\n{keys}\n")).collect();
+            let text = format!("{text}\n{others}");
             if let Err(error) = zf_core::config::Run::from_toml_str(&text, "example") {
                 panic!("the example of {} `{}` is refused: {error}", entry.slot.name, entry.name);
             }

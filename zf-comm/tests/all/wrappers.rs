@@ -95,7 +95,8 @@ fn failing_breaks_at_its_moment() {
                 transport.exchange("before", vec![step]).expect("both take part");
             }
             let ticket = issue(&mut *transport, &Group::world(2), "then", sum(3));
-            assert_eq!(ticket.is_err(), rank == 1 && at_issue);
+            // The other rank may hear of the failure before it issues.
+            assert!(rank == 0 || ticket.is_err() == at_issue);
             let error = ticket.and_then(|ticket| ticket.wait()).err().map(|error| error.to_string());
             if let (1, Some(error)) = (rank, &error) {
                 transport.abort(error);
