@@ -36,14 +36,7 @@ fn look(dtype: DType, accumulate: Accumulate, ranks: usize, stage: u8, accumulat
         };
         let before = traffic_after_a_step()?;
         let now = traffic_after_a_step()?;
-        let traffic = CommBytes {
-            all_reduce: now.all_reduce - before.all_reduce,
-            reduce_scatter: now.reduce_scatter - before.reduce_scatter,
-            all_gather: now.all_gather - before.all_gather,
-            all_to_all: now.all_to_all - before.all_to_all,
-            broadcast: now.broadcast - before.broadcast,
-            control: now.control - before.control,
-        };
+        let traffic = now.since(&before);
         Ok(Seen { at_start, after: held(&bench), traffic })
     });
     (lab.clone(), seen.unwrap_or_else(|error| panic!("{error}")))

@@ -157,7 +157,7 @@ pub type UnitFn = Arc<dyn Fn(&Params<'_>, &[Tensor]) -> anyhow::Result<Vec<Tenso
 /// The engine as a model's forward pass sees it.
 pub trait Context {
     /// Runs unit number `unit` (its index in [`Model::units`]) on `inputs`. Around it the engine gathers, releases,
-    /// stashes, recomputes and installs hooks. Calls may nest. Outputs reach autograd in training even when no input
+    /// stashes, recomputes and installs hooks. Outputs reach autograd in training even when no input
     /// needs a gradient.
     ///
     /// # Errors

@@ -135,36 +135,11 @@ fn overwritable(folder: &Path) -> Result<bool, Error> {
 /// `runs/<file>-<date>`, with a number where that exists.
 fn default_folder(name: &str) -> PathBuf {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let (year, month, day) = civil(now / 86400);
+    let (year, month, day) = zf_core::calendar::date(now / 86400);
     let (hour, minute, second) = (now / 3600 % 24, now / 60 % 60, now % 60);
     let base = format!("runs/{name}-{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}");
     (0..)
         .map(|number| PathBuf::from(if number == 0 { base.clone() } else { format!("{base}-{number}") }))
         .find(|path| !path.exists())
         .expect("numbers do not run out before folders do")
-}
-
-/// Year, month and day (UTC) of a day counted from 1 January 1970, in the proleptic Gregorian calendar.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let shifted = days + 719_468;
-    let era = shifted / 146_097;
-    let day_of_era = shifted % 146_097;
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::civil;
-
-    #[test]
-    fn days_become_dates() {
-        assert_eq!(civil(0), (1970, 1, 1));
-        assert_eq!(civil(11_016), (2000, 2, 29));
-        assert_eq!(civil(20_788), (2026, 12, 1));
-    }
 }

@@ -45,7 +45,6 @@ pub struct Engine {
     units: Vec<UnitParams>,
     hypers: Vec<Vec<SlotHyper>>,
     scaler: Option<LossScaler>,
-    plan: GradPlan,
     step: u64,
     updates: u64,
     skipped_in_a_row: u32,
@@ -125,7 +124,6 @@ impl Engine {
             units,
             hypers,
             scaler,
-            plan,
             step: 0,
             updates: 0,
             skipped_in_a_row: 0,
@@ -188,10 +186,6 @@ impl Engine {
     /// Those of the transport.
     pub fn exchange(&mut self, label: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         lock(&self.shared).transport.exchange(label, bytes)
-    }
-
-    fn reduces_each_micro_batch(&self) -> bool {
-        self.plan.is_each()
     }
 
     /// Adds rank and step to an error and tells the other ranks, so that none waits for this one.

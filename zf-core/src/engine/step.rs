@@ -107,10 +107,6 @@ impl Engine {
     fn micro_batch(&mut self, batch: &Batch, scale: f64, last: bool, seconds: &mut Seconds) -> Result<(f64, u64)> {
         let _tag = tag(Category::Activations);
         let mut clock = Instant::now();
-        if last || self.reduces_each_micro_batch() {
-            lock(&self.shared).finish_reductions()?;
-            seconds.stall += lap(&mut clock);
-        }
         let noise = Noise { seed: self.options.seed, step: self.step };
         let kind = self.options.dtype.kind();
         let forward = Forward::new(&self.shared, &self.units, noise, kind, self.options.device, true);
@@ -124,6 +120,10 @@ impl Engine {
         let value = loss.f_double_value(&[])?;
         let root = loss.f_mul_scalar(scale / self.options.micro_batch_tokens as f64)?;
         drop(loss);
+        seconds.forward += lap(&mut clock);
+        // The reductions of the micro-batch before went on during this forward pass.
+        lock(&self.shared).finish_reductions()?;
+        seconds.stall += lap(&mut clock);
         let _span = self.options.trace.span(Lane::Compute, "backward");
         lock(&self.shared).begin_micro_batch(last);
         zf_sys::autograd::backward(&[root], &[None], false)?;

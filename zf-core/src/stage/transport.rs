@@ -188,6 +188,21 @@ pub struct CommBytes {
     pub control: u64,
 }
 
+impl CommBytes {
+    /// What was added since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            all_reduce: self.all_reduce - earlier.all_reduce,
+            reduce_scatter: self.reduce_scatter - earlier.reduce_scatter,
+            all_gather: self.all_gather - earlier.all_gather,
+            all_to_all: self.all_to_all - earlier.all_to_all,
+            broadcast: self.broadcast - earlier.broadcast,
+            control: self.control - earlier.control,
+        }
+    }
+}
+
 /// One rank's connection to the others. Collectives of one group complete in the order of issue, which is the same on
 /// all its ranks; they run beside the caller.
 pub trait Transport: Send {

@@ -94,7 +94,7 @@ impl Meter {
             staleness: 0,
             turnover: None,
             seconds: report.seconds,
-            comm_bytes: difference(&bytes, &self.before),
+            comm_bytes: bytes.since(&self.before),
             link_bytes: LinkBytes::default(),
             memory,
         };
@@ -192,16 +192,5 @@ fn memory(stats: &HeapStats) -> Memory {
         optimizer: at(Category::Optimizer),
         activations: at(Category::Activations),
         buffers: at(Category::Buffers) + at(Category::Other),
-    }
-}
-
-fn difference(now: &CommBytes, before: &CommBytes) -> CommBytes {
-    CommBytes {
-        all_reduce: now.all_reduce - before.all_reduce,
-        reduce_scatter: now.reduce_scatter - before.reduce_scatter,
-        all_gather: now.all_gather - before.all_gather,
-        all_to_all: now.all_to_all - before.all_to_all,
-        broadcast: now.broadcast - before.broadcast,
-        control: now.control - before.control,
     }
 }

@@ -30,7 +30,7 @@ const MONTHS: [&str; 12] = [
 /// Formats a time (UTC) by the usual codes of `strftime`; others are an error that names the code.
 pub(super) fn strftime(seconds: u64, format: &str) -> Result<String, String> {
     let (days, time) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
+    let (year, month, day) = zf_core::calendar::date(days);
     let name = MONTHS[month as usize - 1];
     let weekday = DAYS[(days % 7) as usize];
     let mut out = String::new();
@@ -69,21 +69,6 @@ pub(super) fn strftime(seconds: u64, format: &str) -> Result<String, String> {
         }
     }
     Ok(out)
-}
-
-/// Year, month and day of a number of days since 1970 (Hinnant, "chrono-compatible low-level date algorithms",
-/// `civil_from_days`).
-fn civil(days: u64) -> (u64, u64, u64) {
-    let z = days + 719_468;
-    let era = z / 146_097;
-    let doe = z % 146_097;
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let day = doy - (153 * mp + 2) / 5 + 1;
-    let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    let year = yoe + era * 400 + u64::from(month <= 2);
-    (year, month, day)
 }
 
 #[cfg(test)]
