@@ -71,5 +71,5 @@ prerequisites:
 libtorch: prerequisites
 	@LIBTORCH="$(USER_LIBTORCH)" $(PYTHON) scripts/libtorch.py
 
-data: prerequisites
+data: prerequisites ## the text of the demo, data/shakespeare.txt
 	@$(PYTHON) scripts/demo_text.py

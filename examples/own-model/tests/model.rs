@@ -54,3 +54,17 @@ fn it_learns_and_is_found_by_name() {
     }
     assert!(losses[29] < 0.7 * losses[0], "{losses:?}");
 }
+
+#[test]
+fn the_run_file_trains() {
+    let folder = tempfile::tempdir().expect("a folder");
+    assert_cmd::Command::new(env!("CARGO_BIN_EXE_own-model"))
+        .arg("train")
+        .arg(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("run.toml"))
+        .args(["-o", &format!("data.cache={}", folder.path().join("cache").display())])
+        .arg("--out")
+        .arg(folder.path().join("out"))
+        .assert()
+        .success();
+    assert!(folder.path().join("out/summary.json").is_file(), "a run leaves a summary");
+}

@@ -13,6 +13,9 @@ fn run_file() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("run.toml")
 }
 
+/// What a run needs beside its schedule.
+const REST: &str = "\n[model]\npath = 'm'\n[data]\npath = 'd.txt'\nsequence_length = 8\n";
+
 fn program() -> assert_cmd::Command {
     assert_cmd::Command::new(env!("CARGO_BIN_EXE_own-schedule"))
 }
@@ -29,14 +32,14 @@ fn the_run_file_builds_the_schedule() {
 #[test]
 fn a_wrong_setting_shows_the_line() {
     let text = "[run]\nsteps = 1\n[schedule]\nkind = 'inverse-sqrt'\nwarmpu = 3";
-    let error = Run::from_toml_str(text, "own.toml").expect_err("unknown key").to_string();
+    let error = Run::from_toml_str(&format!("{text}{REST}"), "own.toml").expect_err("unknown key").to_string();
     assert_eq!(
         error,
         "own.toml:5:1: unknown key `warmpu` in [schedule] inverse-sqrt\n   5 | warmpu = 3\n     \
          | ^^^^^^ did you mean `warmup`? expected one of: min_ratio, warmup"
     );
     let text = "[run]\nsteps = 1\n[schedule]\nkind = 'inverse-sqrt'\nwarmup = 0";
-    let run = Run::from_toml_str(text, "own.toml").expect("the file itself is right");
+    let run = Run::from_toml_str(&format!("{text}{REST}"), "own.toml").expect("the file itself is right");
     let registry = Registry::global().expect("no duplicates");
     let error = run.build::<slots::Schedule>(registry, &run.context()).err().expect("refused").to_string();
     assert!(error.starts_with("own.toml:5:10: `warmup` in [schedule] inverse-sqrt: must be at least 1"), "{error}");
@@ -49,14 +52,11 @@ fn the_program_lists_and_trains_with_it() {
     assert!(listed.contains("inverse-sqrt") && listed.contains("(own-schedule)"), "{listed}");
 
     let folder = tempfile::tempdir().expect("a folder");
-    let text = folder.path().join("text.txt");
-    std::fs::write(&text, "All the world's a stage, and all the men and women merely players. ".repeat(40))
-        .expect("written");
     let out = folder.path().join("out");
     program()
         .arg("train")
         .arg(run_file())
-        .args(["-o", &format!("data.path={}", text.display()), "-o", "log.tensorboard=false"])
+        .args(["-o", "log.tensorboard=false"])
         .args(["-o", &format!("data.cache={}", folder.path().join("cache").display())])
         .arg("--out")
         .arg(&out)

@@ -2,7 +2,7 @@
 //! values, the loss, and that all ranks ran the same units.
 
 use super::core::Core;
-use crate::norm::{ExactSum, square_sum};
+use crate::norm::ExactSum;
 use crate::{Error, Result};
 
 /// What one rank knows of the step.
@@ -50,16 +50,16 @@ impl Message {
         let mut sum = ExactSum::default();
         for (flat, seen) in core.flats.iter().zip(&core.present).filter(|(flat, _)| flat.spec.trainable) {
             message.present.extend(seen.iter().map(|&seen| u8::from(seen)));
-            for grad in flat.grads()?.summed(&flat.spec, &flat.reduced)? {
-                let grad = grad.f_to_kind(tch::Kind::Float)?.f_to_device(tch::Device::Cpu)?;
-                let values = zf_sys::storage::slice::<f32>(&grad)?;
-                if exact {
-                    sum.add_squares(values);
-                } else {
-                    let part = square_sum(values);
-                    message.squares += part.sum;
-                    message.nonfinite += part.nonfinite;
+            let grads = flat.grads()?;
+            if exact {
+                for grad in grads.summed(&flat.spec, &flat.reduced)? {
+                    let grad = grad.f_to_kind(tch::Kind::Float)?.f_to_device(tch::Device::Cpu)?;
+                    sum.add_squares(zf_sys::storage::slice::<f32>(&grad)?);
                 }
+            } else {
+                let part = grads.square_sum(&flat.spec, &flat.reduced)?;
+                message.squares += part.sum;
+                message.nonfinite += part.nonfinite;
             }
         }
         if exact {

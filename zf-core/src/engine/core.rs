@@ -131,7 +131,7 @@ impl Core {
         } else {
             let FlatState { spec, grads, .. } = &mut self.flats[flat];
             let grads = grads.as_mut().ok_or_else(|| Error::Engine("a frozen parameter received a gradient".into()))?;
-            grads.take(spec, slot, &grad, self.present[flat][slot])?;
+            grads.take(spec, slot, &grad, self.present[flat][slot], self.reducing)?;
         }
         self.present[flat][slot] = true;
         if !std::mem::replace(&mut self.arrived[flat][slot], true) {

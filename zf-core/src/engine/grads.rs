@@ -7,6 +7,7 @@ use zf_sys::heap::{Category, retag, tag};
 
 use super::flat::{int, local_offset, narrow};
 use crate::layout::Flat;
+use crate::norm::{SquareSum, square_sum};
 use crate::{Error, Result};
 
 /// How gradients accumulate over the micro-batches of a step.
@@ -34,8 +35,8 @@ impl GradPlan {
 /// The accumulated gradients of one flat on one rank.
 #[derive(Debug)]
 pub(crate) enum Grads {
-    /// By slot.
-    Loose { kind: Kind, device: Device, slots: Vec<Option<Tensor>> },
+    /// By slot, with the sum of squares where it was taken while the gradient was still in the cache.
+    Loose { kind: Kind, device: Device, slots: Vec<Option<Tensor>>, squares: Vec<Option<SquareSum>> },
     /// Element e of the flat lies at e.
     Full(Tensor),
     /// The elements this rank sums, one range after the other.
@@ -48,7 +49,10 @@ impl Grads {
         let _tag = tag(Category::Gradients);
         let zeros = |numel: usize, kind| Ok::<_, Error>(Tensor::f_zeros([int(numel)?], (kind, device))?);
         Ok(match plan {
-            GradPlan::Loose(kind) => Self::Loose { kind, device, slots: spec.slots.iter().map(|_| None).collect() },
+            GradPlan::Loose(kind) => {
+                let (slots, squares) = spec.slots.iter().map(|_| (None, None)).unzip();
+                Self::Loose { kind, device, slots, squares }
+            }
             GradPlan::Boundary(kind) => Self::Full(zeros(spec.numel, kind)?),
             GradPlan::MicroBatch { full: true } => Self::Full(zeros(spec.numel, Kind::Float)?),
             GradPlan::MicroBatch { full: false } => {
@@ -57,17 +61,23 @@ impl Grads {
         })
     }
 
-    /// Takes the gradient of a slot for this step, or adds to it where there is one already (`again`).
-    pub(crate) fn take(&mut self, spec: &Flat, slot: usize, grad: &Tensor, again: bool) -> Result<()> {
+    /// Takes the gradient of a slot for this step, or adds to it where there is one already (`again`). `last` says
+    /// that no more is to come.
+    pub(crate) fn take(&mut self, spec: &Flat, slot: usize, grad: &Tensor, again: bool, last: bool) -> Result<()> {
         match self {
-            Self::Loose { kind, slots, .. } => match &mut slots[slot] {
-                Some(sum) if again => drop(sum.f_add_(grad)?),
-                place => {
-                    let grad = grad.f_to_kind(*kind)?.f_contiguous()?;
-                    retag(&grad, Category::Gradients)?;
-                    *place = Some(grad);
-                }
-            },
+            Self::Loose { kind, slots, squares, device } => {
+                let sum = match slots[slot].take().filter(|_| again) {
+                    Some(mut sum) => sum.f_add_(grad)?,
+                    None => {
+                        let grad = grad.f_to_kind(*kind)?.f_contiguous()?;
+                        retag(&grad, Category::Gradients)?;
+                        grad
+                    }
+                };
+                let now = last && *kind == Kind::Float && !device.is_cuda();
+                squares[slot] = now.then(|| squares_of(&sum)).transpose()?;
+                slots[slot] = Some(sum);
+            }
             Self::Full(buffer) => store(buffer, spec, slot, grad, again)?,
             Self::Owned(_) => return Err(Error::Engine("a gradient came before it was reduced".into())),
         }
@@ -91,7 +101,7 @@ impl Grads {
                 let start = local_offset(reduced, range)?;
                 narrow(buffer, start..start + range.len())
             }
-            Self::Loose { kind, device, slots } => {
+            Self::Loose { kind, device, slots, .. } => {
                 let holds =
                     |slot: &crate::layout::Slot| slot.offset <= range.start && range.end <= slot.offset + slot.numel;
                 let index = spec.slots.iter().position(holds);
@@ -113,6 +123,21 @@ impl Grads {
         }
     }
 
+    /// Sum of squares of all that this rank sums.
+    pub(crate) fn square_sum(&self, spec: &Flat, reduced: &[Range<usize>]) -> Result<SquareSum> {
+        let mut sum = SquareSum::default();
+        if let Self::Loose { slots, squares, .. } = self {
+            for (grad, known) in slots.iter().zip(squares).filter_map(|(grad, known)| Some((grad.as_ref()?, known))) {
+                sum = sum.merge(known.map_or_else(|| squares_of(grad), Ok)?);
+            }
+        } else {
+            for grad in self.summed(spec, reduced)? {
+                sum = sum.merge(squares_of(&grad)?);
+            }
+        }
+        Ok(sum)
+    }
+
     /// Empties what micro-batches add into, and gives loose gradients back.
     pub(crate) fn begin_step(&mut self, each: bool) -> Result<()> {
         match self {
@@ -129,6 +154,11 @@ impl Grads {
             slots.fill_with(|| None);
         }
     }
+}
+
+fn squares_of(grad: &Tensor) -> Result<SquareSum> {
+    let grad = grad.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?.f_view([-1])?;
+    Ok(square_sum(zf_sys::storage::slice::<f32>(&grad)?))
 }
 
 /// Copies or adds the gradient of a slot into a buffer of the flat's size.
