@@ -24,7 +24,47 @@ impl SquareSum {
 /// always gives the same bits, on every processor; another split of the same elements may not (see
 /// [`super::ExactSum`]). A square of a float32 is exact in float64, so each lane makes one rounding per element.
 pub fn square_sum(values: &[f32]) -> SquareSum {
-    Level::detect().run(Squares { values })
+    let sum = Level::detect().run(Finite { values });
+    // What is not finite makes the whole sum so, and only then is it worth while to look at each element.
+    if sum.is_finite() { SquareSum { sum, nonfinite: 0 } } else { Level::detect().run(Squares { values }) }
+}
+
+/// The sum over all elements, in the same order as [`Squares`] and without looking for non-finite ones.
+struct Finite<'a> {
+    values: &'a [f32],
+}
+
+impl Kernel for Finite<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let mut sums = [0f64; LANES];
+        let (blocks, rest) = self.values.as_chunks::<LANES>();
+        for block in blocks {
+            for lane in 0..LANES {
+                let x = f64::from(block[lane]);
+                sums[lane] += x * x;
+            }
+        }
+        for (sum, &x) in sums.iter_mut().zip(rest) {
+            *sum += f64::from(x) * f64::from(x);
+        }
+        pairwise(sums)
+    }
+}
+
+/// Adds the lanes pairwise.
+#[inline(always)]
+fn pairwise(mut sums: [f64; LANES]) -> f64 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            sums[lane] += sums[lane + width];
+        }
+        width /= 2;
+    }
+    sums[0]
 }
 
 struct Squares<'a> {
@@ -97,17 +137,9 @@ impl Lanes {
         }
     }
 
-    /// Adds the lanes pairwise.
     #[inline(always)]
-    pub(super) fn finish(mut self) -> SquareSum {
-        let mut width = LANES / 2;
-        while width > 0 {
-            for lane in 0..width {
-                self.sums[lane] += self.sums[lane + width];
-            }
-            width /= 2;
-        }
-        SquareSum { sum: self.sums[0], nonfinite: self.nonfinite }
+    pub(super) fn finish(self) -> SquareSum {
+        SquareSum { sum: pairwise(self.sums), nonfinite: self.nonfinite }
     }
 }
 
