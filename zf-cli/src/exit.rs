@@ -1,5 +1,6 @@
 //! From an error to one or two lines and an exit code.
 
+use std::io::{Write, stderr};
 use std::process::ExitCode;
 
 /// Prints what went wrong on standard error and returns the exit code.
@@ -10,10 +11,11 @@ pub(crate) fn report(result: anyhow::Result<()>) -> ExitCode {
     }
     let code =
         error.chain().find_map(|cause| cause.downcast_ref::<zf_core::Error>()).map_or(1, zf_core::Error::exit_code);
-    match code {
-        130 => eprintln!("interrupted"),
-        _ => eprintln!("error: {}", text(&error)),
-    }
+    // Where nobody reads them there is nothing more to do.
+    let _ = match code {
+        130 => writeln!(stderr(), "interrupted"),
+        _ => writeln!(stderr(), "error: {}", text(&error)),
+    };
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 

@@ -1,6 +1,6 @@
 //! What a person sees of a run: a bar on a terminal, plain lines elsewhere, and a table at the end.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ impl Progress {
     fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
-            None => println!("{text}"),
+            None => say(text),
         }
     }
 }
@@ -95,7 +95,7 @@ impl Observer for Progress {
                 // In a pipe or file a line every few seconds says enough; metrics.jsonl has every step.
                 let due = self.printed.is_none_or(|at| at.elapsed() >= Duration::from_secs(5));
                 if due || record.validation_loss.is_some() || record.skipped || done == self.steps {
-                    println!("step {done}/{}  {text}", self.steps);
+                    say(&format!("step {done}/{}  {text}", self.steps));
                     self.printed = Some(Instant::now());
                 }
             }
@@ -144,8 +144,12 @@ pub(crate) fn print_summary(summary: &Summary, folder: &Path) {
         );
     }
     row("state hash", summary.state_hash.chars().take(16).collect());
-    println!("{table}");
-    println!("run folder: {}", folder.display());
+    say(&format!("{table}\nrun folder: {}", folder.display()));
+}
+
+/// Prints a line. A reader that went away, such as `head`, is no reason to end a run of hours.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Minutes and seconds, with hours where there are any.

@@ -13,6 +13,12 @@ use super::size::bytes;
 /// # Errors
 /// Folders that are no runs; runs that differ more than `mode` allows, naming the first step and what differs there.
 pub fn run(a: &Path, b: &Path, mode: Mode, out: &mut dyn Write) -> anyhow::Result<()> {
+    if let Mode::Tolerance(tolerance) = mode
+        && !(tolerance >= 0.0 && tolerance.is_finite())
+    {
+        // Nothing is larger than NaN: the runs would always agree.
+        return Err(zf_core::Error::Config(format!("--tolerance must be 0 or more, found {tolerance}")).into());
+    }
     let comparison = record::compare(a, b, mode)?;
     writeln!(out, "A: {}\nB: {}\n", a.display(), b.display())?;
     write_table(&comparison, out)?;
@@ -104,6 +110,10 @@ mod tests {
         assert!(text.contains("losses: differ by at most 3.33e-1 (relative), at step 0"), "{text}");
         assert!(text.contains("steps in both: 3"), "{text}");
         run(&a, &b, Mode::Report, &mut Vec::new()).unwrap();
+        for senseless in [f64::NAN, -1.0, f64::INFINITY] {
+            let error = run(&a, &b, Mode::Tolerance(senseless), &mut Vec::new()).unwrap_err().to_string();
+            assert!(error.starts_with("--tolerance must be 0 or more"), "{error}");
+        }
         run(&a, &a, Mode::Equal, &mut Vec::new()).unwrap();
     }
 

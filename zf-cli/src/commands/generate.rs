@@ -67,7 +67,7 @@ fn choose(logits: &Tensor, sampling: &Sampling, number: u64) -> anyhow::Result<i
         return Ok(logits.f_argmax(0, false)?.f_int64_value(&[])?);
     }
     let size = logits.size1()?;
-    let kept = if sampling.top_k == 0 { size } else { (sampling.top_k as i64).min(size) };
+    let kept = if sampling.top_k == 0 { size } else { i64::try_from(sampling.top_k).unwrap_or(size).min(size) };
     let (values, ids) = logits.f_to_kind(Kind::Float)?.f_topk(kept, 0, true, true)?;
     let shares = values.f_div_scalar(sampling.temperature)?.f_softmax(0, Kind::Double)?.f_cumsum(0, Kind::Double)?;
     let mut uniform = [0f32];

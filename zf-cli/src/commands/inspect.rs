@@ -38,6 +38,9 @@ fn find(path: &Path) -> Result<PathBuf> {
     if path.join(MANIFEST).exists() {
         return Ok(path.to_path_buf());
     }
+    if path.is_file() {
+        return Err(Error::Input(format!("{}: a file; expected a checkpoint or a run folder", path.display())));
+    }
     for root in [path.join("checkpoints"), path.to_path_buf()] {
         if let Some((_, newest)) = list(&root)?.pop() {
             return Ok(newest);
