@@ -1,5 +1,6 @@
 //! A run's life: stopped and resumed, killed, failed on one rank, rebuilt under other stages, exported.
 
+mod company;
 mod export;
 mod failures;
 mod kill;

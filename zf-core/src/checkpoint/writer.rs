@@ -132,6 +132,13 @@ impl Writer {
         let path = part_path(partial, state.rank);
         let text = serde_json::to_vec(&part).map_err(|e| Error::Engine(format!("{}: {e}", path.display())))?;
         let left = write_atomic(&path, &text);
+        if result.is_err() && left.is_err() {
+            // The disk is full: what was written of this part is of no use, and an empty file takes no space.
+            let _ = fs::remove_file(partial.join(shard::file_name(state.rank, state.world)));
+            if write_atomic(&path, &text).is_err() {
+                let _ = fs::File::create(failed_path(partial, state.rank));
+            }
+        }
         result?;
         left
     }
@@ -228,7 +235,15 @@ impl Writer {
         let path = part_path(partial, rank);
         let text = match fs::read(&path) {
             Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                if failed_path(partial, rank).exists() {
+                    return Err(Error::Engine(format!(
+                        "checkpoint of step {step}: rank {rank} could not write its part, nor why; is the disk of {} full?",
+                        self.root.display()
+                    )));
+                }
+                return Ok(None);
+            }
             Err(e) => return Err(Error::io(&path, e)),
         };
         let part: Part =
@@ -243,6 +258,11 @@ impl Writer {
         }
         Ok(Some(part))
     }
+}
+
+/// What a rank leaves that cannot even write its reason.
+fn failed_path(partial: &Path, rank: usize) -> PathBuf {
+    partial.join(format!("rank-{rank:05}.failed"))
 }
 
 fn part_path(partial: &Path, rank: usize) -> PathBuf {

@@ -84,9 +84,14 @@ pub(crate) fn load_state(flats: &mut [FlatState], kinds: &[&str], source: &dyn S
             let slot = &flat.spec.slots[index];
             let (name, numel) = (slot.name.clone(), slot.numel);
             let mut values = vec![0f32; numel];
-            source.read(&name, if flat.spec.trainable { MASTER } else { PARAMETER }, 0..numel, &mut values)?;
+            // A parameter may have been frozen then and not now, or the other way round.
+            let (kind, other) = if flat.spec.trainable { (MASTER, PARAMETER) } else { (PARAMETER, MASTER) };
+            let kind = if !source.has(&name, kind) && source.has(&name, other) { other } else { kind };
+            source.read(&name, kind, 0..numel, &mut values)?;
             set_parameter(flat, index, &Tensor::f_from_slice(&values)?)?;
-            flat.counts[index] = source.count(&name);
+            // Bias correction counts the updates that the moments have seen: new ones start at zero, and so does it.
+            let moments = kinds.iter().all(|kind| source.has(&name, kind));
+            flat.counts[index] = if moments { source.count(&name) } else { 0 };
             let offset = flat.spec.slots[index].offset;
             for segment in flat.segments(&flat.owned).iter().filter(|segment| segment.slot == index) {
                 for (state, kind) in flat.states.iter().zip(kinds).filter(|(_, kind)| source.has(&name, kind)) {

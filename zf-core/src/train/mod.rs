@@ -9,6 +9,7 @@ mod save;
 pub use observer::{Observer, Silent};
 pub use resume::Resume;
 
+use std::fs::TryLockError;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -88,6 +89,7 @@ impl Training {
     /// else what failed, with rank and step.
     pub fn run(&self, observer: &mut dyn Observer) -> Result<Summary> {
         let plan = self.plan()?;
+        let _alone = self.occupy()?;
         let attempt = new_attempt();
         let observer = Mutex::new(observer);
         let body = |rank| rank::run(self, &plan, &attempt, &observer, rank);
@@ -98,6 +100,23 @@ impl Training {
         }
         let outcome = outcomes.into_iter().next().ok_or_else(|| Error::Config("this process runs no rank".into()))?;
         if outcome.interrupted { Err(Error::Interrupted) } else { Ok(outcome.summary) }
+    }
+
+    /// Makes the run folder and keeps other runs out of it while the returned handle lives: two would write the same
+    /// metrics and delete each other's checkpoints. The system lets go of the lock of a killed run.
+    fn occupy(&self) -> Result<std::fs::File> {
+        let folder = &self.folder;
+        let io = |error| Error::io(folder, error);
+        std::fs::create_dir_all(folder).map_err(io)?;
+        let handle = std::fs::File::open(folder).map_err(io)?;
+        match handle.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(Error::Config(format!(
+                "{}: another run is writing to this folder; wait for it, or name another folder",
+                folder.display()
+            ))),
+            // Some network file systems lock no folders; there the user has to take care.
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(handle),
+        }
     }
 
     /// What can be known before ranks start.

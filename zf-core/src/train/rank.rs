@@ -6,7 +6,7 @@ use super::measure::Meter;
 use super::observer::Observer;
 use super::save::Saver;
 use super::{RunPlan, Training};
-use crate::checkpoint::Best;
+use crate::checkpoint::{Best, step_path};
 use crate::data::{Order, OrderKind, Split, Turn, assemble};
 use crate::engine::{Engine, Rank};
 use crate::record::Summary;
@@ -109,8 +109,10 @@ pub(crate) fn run(
             tell(&mut |o| o.checkpoint(done));
         }
     }
-    if saver.last().is_none() && training.resume.is_none() {
-        saver.save(&mut run, None)?;
+    // A run that had nothing to do, resumed from another folder's end, still leaves one here. The ranks decide alike: it
+    // appears only when each has handed in its part.
+    if saver.last().is_none() && !step_path(&training.folder.join("checkpoints"), run.engine.steps()).exists() {
+        saver.save(&mut run, if training.run.checkpoint.best { best } else { None })?;
     }
     saver.finish()?;
     let summary = meter.finish(&mut run, best)?;
