@@ -130,7 +130,8 @@ impl Training {
         }
         if let Some(limit) = self.model.model.max_length().filter(|&limit| limit < length) {
             return Err(Error::Config(format!(
-                "`data.sequence_length` = {length} is longer than the {limit} positions of the model"
+                "`data.sequence_length` = {length} is longer than the {limit} positions of the model \
+                 (`max_position_embeddings`, or its sliding window where that is shorter)"
             )));
         }
         if self.device.threads == 0 || (exact && self.device.threads != 1) {
