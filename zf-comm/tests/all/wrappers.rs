@@ -68,10 +68,12 @@ fn delays_queue_and_do_not_hold_the_caller() {
 #[test]
 fn a_delayed_transport_ends_without_waiting_for_its_queue() {
     let fabric = wrap(world(2), |_, inner| Box::new(Delayed::new(inner, Duration::from_secs(3600))));
+    let issued = std::sync::Barrier::new(2);
     let errors = run(&fabric, |rank, mut transport| {
         let group = Group::world(2);
         // Completes within at once, and after an hour outside.
         let slow = issue(&mut *transport, &group, "slow", sum(10)).expect("fits");
+        issued.wait();
         if rank == 1 {
             transport.abort("had enough");
         }
