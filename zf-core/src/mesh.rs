@@ -20,6 +20,7 @@ pub struct Axis {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mesh {
     axes: Vec<Axis>,
+    node: usize,
 }
 
 impl Mesh {
@@ -28,7 +29,27 @@ impl Mesh {
         if ranks == 0 {
             return Err(Error::Config("a mesh needs at least one rank, found 0".into()));
         }
-        Ok(Self { axes: vec![Axis { name: "data".into(), size: ranks }] })
+        Ok(Self { axes: vec![Axis { name: "data".into(), size: ranks }], node: ranks })
+    }
+
+    /// The same mesh on machines of `ranks` consecutive ranks each.
+    ///
+    /// # Errors
+    /// When `ranks` does not divide the world.
+    pub fn with_node(mut self, ranks: usize) -> Result<Self> {
+        if ranks == 0 || !self.world().is_multiple_of(ranks) {
+            return Err(Error::Config(format!(
+                "{ranks} ranks per node do not divide the world of {} ranks",
+                self.world()
+            )));
+        }
+        self.node = ranks;
+        Ok(self)
+    }
+
+    /// Consecutive ranks that share a machine.
+    pub fn node(&self) -> usize {
+        self.node
     }
 
     /// The axes, outermost first.

@@ -43,13 +43,16 @@ pub struct ParamSpec {
     pub input_dim: Option<usize>,
     /// Whether it is trained. Frozen parameters have no gradient, master or moments.
     pub trainable: bool,
+    /// Its type, where that is not the run's (float32 adapters on a 16-bit model).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<crate::layout::DType>,
 }
 
 impl ParamSpec {
     /// A trainable parameter without aliases.
     pub fn new(name: impl Into<String>, shape: &[i64], init: Init) -> Self {
         let input_dim = (shape.len() == 2).then_some(1);
-        Self { name: name.into(), aliases: Vec::new(), shape: shape.to_vec(), init, input_dim, trainable: true }
+        Self { name: name.into(), aliases: Vec::new(), shape: shape.to_vec(), init, input_dim, trainable: true, dtype: None }
     }
 
     /// The same with another input dimension.
@@ -61,6 +64,12 @@ impl ParamSpec {
     /// The same with a tied name.
     pub fn alias(mut self, name: impl Into<String>) -> Self {
         self.aliases.push(name.into());
+        self
+    }
+
+    /// The same in a type of its own.
+    pub fn dtype(mut self, dtype: crate::layout::DType) -> Self {
+        self.dtype = Some(dtype);
         self
     }
 

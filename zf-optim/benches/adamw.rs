@@ -26,14 +26,14 @@ fn adamw(c: &mut Criterion) {
     group.bench_function("host", |b| {
         b.iter(|| {
             let state = vec![&mut m[..], &mut v[..]];
-            let mut slice = HostSlice { master: &mut p, grad: &grad, state, out: Out::None, sums: &[] };
+            let mut slice = HostSlice { master: &mut p, grad: &grad, state, out: Out::None, sums: &[], shape: &[] };
             rule.apply(&mut slice, &hyper).expect("equal lengths");
         });
     });
     group.bench_function("host_bf16", |b| {
         b.iter(|| {
             let state = vec![&mut m[..], &mut v[..]];
-            let mut slice = HostSlice { master: &mut p, grad: &grad, state, out: Out::Bf16(&mut out), sums: &[] };
+            let mut slice = HostSlice { master: &mut p, grad: &grad, state, out: Out::Bf16(&mut out), sums: &[], shape: &[] };
             rule.apply(&mut slice, &hyper).expect("equal lengths");
         });
     });

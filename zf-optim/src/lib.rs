@@ -34,6 +34,7 @@
 //!         state: vec![&mut m, &mut v],
 //!         out: Out::None,
 //!         sums: &[],
+//!         shape: &[100],
 //!     };
 //!     rule.apply(&mut slice, &hyper)?;
 //! }

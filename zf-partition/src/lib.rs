@@ -14,13 +14,13 @@
 //! use zf_core::layout::DType;
 //! use zf_core::mesh::Mesh;
 //! use zf_core::model::{Init, ParamSpec, UnitSpec};
-//! use zf_core::stage::Partitioner;
+//! use zf_core::stage::{Needs, Partitioner};
 //! use zf_partition::ZeroConfig;
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let weight = ParamSpec::new("layer.weight", &[10, 3], Init::Normal { std: 0.02 });
 //! let unit = UnitSpec { name: "layer".into(), params: vec![weight], root: false };
-//! let layout = ZeroConfig::stage(1).partitioner()?.layout(&[unit], DType::Bfloat16, &Mesh::data(2)?)?;
+//! let layout = ZeroConfig::stage(1).partitioner()?.layout(&[unit], DType::Bfloat16, &Mesh::data(2)?, Needs::Elements)?;
 //! let flat = &layout.flats[0];
 //! assert_eq!((flat.used(), flat.numel), (30, 32));
 //! assert_eq!(flat.params.len(0), 32); // every rank holds all parameters,

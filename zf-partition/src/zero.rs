@@ -9,7 +9,7 @@ use zf_core::mesh::Mesh;
 use zf_core::model::UnitSpec;
 use zf_core::registry::{Build, BuildContext, setting};
 use zf_core::slots;
-use zf_core::stage::Partitioner;
+use zf_core::stage::{Needs, Partitioner, Transfers};
 use zf_core::{Error, Result};
 
 use crate::bytes::ByteSize;
@@ -100,7 +100,7 @@ impl Partitioner for Zero {
     /// Every flat buffer is padded to a multiple of 16 elements a rank, whatever the scopes: so a float32 shard starts at
     /// a multiple of 64 bytes (a cache line, libtorch's own alignment, and one AVX-512 vector), two ranks never write the
     /// same cache line, and stages with the same number of ranks share one layout, padding included.
-    fn layout(&self, units: &[UnitSpec], dtype: DType, mesh: &Mesh) -> Result<Layout> {
+    fn layout(&self, units: &[UnitSpec], dtype: DType, mesh: &Mesh, _needs: Needs) -> Result<Layout> {
         let sizes = self.scopes.sizes(mesh)?;
         supported(&sizes, mesh)?;
         let place = |numel: usize, size: usize| {
@@ -112,8 +112,8 @@ impl Partitioner for Zero {
         })
     }
 
-    fn bucket_bytes(&self) -> usize {
-        self.bucket
+    fn transfers(&self) -> Transfers {
+        Transfers { bucket_bytes: self.bucket, ..Transfers::default() }
     }
 }
 

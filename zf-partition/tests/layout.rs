@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use zf_core::layout::{DType, Layout, Placement};
 use zf_core::mesh::Mesh;
 use zf_core::model::{Init, ParamSpec, UnitSpec};
-use zf_core::stage::Partitioner;
+use zf_core::stage::{Needs, Partitioner};
 use zf_partition::{ByteSize, Scope, Scopes, ZeroConfig};
 
 /// Shape, whether it is trained, whether it is tied.
@@ -36,7 +36,7 @@ fn units() -> impl Strategy<Value = Vec<UnitSpec>> {
 }
 
 fn layout(config: &ZeroConfig, units: &[UnitSpec], ranks: usize) -> Layout {
-    config.partitioner().unwrap().layout(units, DType::Bfloat16, &Mesh::data(ranks).unwrap()).unwrap()
+    config.partitioner().unwrap().layout(units, DType::Bfloat16, &Mesh::data(ranks).unwrap(), Needs::Elements).unwrap()
 }
 
 /// Every element is owned by exactly one member of each group.
@@ -87,7 +87,7 @@ proptest! {
     fn pure_and_independent_of_the_bucket(units in units(), ranks in 1usize..9, bucket in 1u64..1_000_000) {
         let first = layout(&ZeroConfig::stage(1), &units, ranks);
         let config = ZeroConfig { bucket: ByteSize(bucket), ..ZeroConfig::stage(1) };
-        prop_assert_eq!(config.partitioner().unwrap().bucket_bytes() as u64, bucket);
+        prop_assert_eq!(config.partitioner().unwrap().transfers().bucket_bytes as u64, bucket);
         prop_assert_eq!(&first, &layout(&config, &units, ranks));
         // The stage changes owners, not places.
         let other = layout(&ZeroConfig::stage(0), &units, ranks);
@@ -123,7 +123,7 @@ fn repeated_names_are_refused() {
     let mut units = one("a", &[2]);
     units.extend(one("a", &[2]));
     let zero = ZeroConfig::stage(0).partitioner().unwrap();
-    let message = zero.layout(&units, DType::Float32, &Mesh::data(1).unwrap()).unwrap_err().to_string();
+    let message = zero.layout(&units, DType::Float32, &Mesh::data(1).unwrap(), Needs::Elements).unwrap_err().to_string();
     assert!(message.contains("parameter `a` appears twice"), "{message}");
 }
 
@@ -169,7 +169,7 @@ fn what_this_version_lacks_is_said() {
     for (p, g, o) in [(1, 1, 2), (1, 4, 4), (4, 4, 4)] {
         let scope = Scopes { p: Scope::Ranks(p), g: Scope::Ranks(g), o: Scope::Ranks(o) };
         let zero = ZeroConfig { scope: Some(scope), ..ZeroConfig::default() }.partitioner().unwrap();
-        let error = zero.layout(&one("a", &[2]), DType::Float32, &Mesh::data(4).unwrap()).unwrap_err();
+        let error = zero.layout(&one("a", &[2]), DType::Float32, &Mesh::data(4).unwrap(), Needs::Elements).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains(&format!("found p = {p}, g = {g}, o = {o} on 4")), "{error}");
     }

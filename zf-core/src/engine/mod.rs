@@ -93,7 +93,9 @@ impl Engine {
             spec.trainable &= !rule.is_some_and(|rule| rule.frozen);
         }
         let (rank, world) = (transport.rank(), transport.world());
-        let layout = stages.partitioner.layout(&specs, options.dtype, &Mesh::data(world)?)?;
+        let node = if options.ranks_per_node == 0 { world } else { options.ranks_per_node };
+        let mesh = Mesh::data(world)?.with_node(node)?;
+        let layout = stages.partitioner.layout(&specs, options.dtype, &mesh, stages.optimizer.needs())?;
         if !layout.flats.iter().any(|flat| flat.trainable && flat.used() > 0) {
             return Err(Error::Config("nothing to train: every parameter is frozen".into()));
         }
@@ -112,7 +114,7 @@ impl Engine {
         let units = unit_params(&layout, &specs, &flats);
         let scaler =
             (options.dtype == DType::Float16).then(|| LossScaler::new(options.loss_scale.clone())).transpose()?;
-        let core = Core::new(layout, transport, flats, plan, stages.partitioner.bucket_bytes(), options.trace.clone());
+        let core = Core::new(layout, transport, flats, plan, stages.partitioner.transfers().bucket_bytes, options.trace.clone());
         let shared = Arc::new(Mutex::new(core));
         install_hooks(&shared)?;
         Ok(Self {

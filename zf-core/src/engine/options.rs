@@ -52,6 +52,8 @@ pub struct EngineOptions {
     pub micro_batch_tokens: u64,
     /// Updates of the whole run, for the schedule.
     pub total_steps: u64,
+    /// Consecutive ranks that share a machine; 0: all.
+    pub ranks_per_node: usize,
     /// Records what this rank does when.
     pub trace: Trace,
 }
@@ -72,6 +74,7 @@ impl EngineOptions {
             accumulation: 1,
             micro_batch_tokens,
             total_steps,
+            ranks_per_node: 0,
             trace: Trace::new(0, 0),
         }
     }

@@ -92,6 +92,7 @@ fn on_host(flat: &FlatState, segment: &Segment, optimizer: &dyn Optimizer, hyper
                 DType::Float32 => Out::None,
             },
             sums: &[],
+            shape: &flat.spec.slots[segment.slot].shape,
         }
     };
     optimizer.apply(&mut slice, hyper)
@@ -105,6 +106,7 @@ fn on_device(flat: &FlatState, segment: &Segment, optimizer: &dyn Optimizer, hyp
         state: &states(flat, segment)?,
         out: rounded.as_ref(),
         sums: &[],
+        shape: &flat.spec.slots[segment.slot].shape,
     };
     tch::no_grad(|| optimizer.apply_tensor(&slice, hyper))
 }

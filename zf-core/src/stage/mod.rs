@@ -5,7 +5,7 @@ mod partitioner;
 mod schedule;
 mod transport;
 
-pub use optimizer::{GroupRule, HostSlice, Hyper, Needs, Optimizer, OptimizerBase, Out, TensorSlice};
-pub use partitioner::Partitioner;
+pub use optimizer::{GroupRule, HostSlice, Hyper, Needs, Optimizer, OptimizerBase, Out, SquareSums, TensorSlice};
+pub use partitioner::{Partitioner, Reshard, Transfers};
 pub use schedule::Schedule;
-pub use transport::{Collective, CommBytes, Fabric, Group, Reduce, Request, Ticket, TicketState, Transport};
+pub use transport::{Channel, Collective, CommBytes, Fabric, Group, Reduce, Request, Ticket, TicketState, Transport};

@@ -84,6 +84,8 @@ pub struct HostSlice<'a> {
     pub out: Out<'a>,
     /// Sums over the whole tensor, for [`Needs::TensorSums`].
     pub sums: &'a [f64],
+    /// Shape of the whole parameter, of which a rule with [`Needs::Matrices`] is given all elements.
+    pub shape: &'a [i64],
 }
 
 /// The same range as 1-D float32 tensors of a device.
@@ -99,6 +101,15 @@ pub struct TensorSlice<'a> {
     pub out: Option<&'a Tensor>,
     /// Sums over the whole tensor, for [`Needs::TensorSums`].
     pub sums: &'a [f64],
+    /// Shape of the whole parameter, of which a rule with [`Needs::Matrices`] is given all elements.
+    pub shape: &'a [i64],
+}
+
+/// One of the sums of [`Needs::TensorSums`], of which each rank adds the elements it owns.
+pub trait SquareSums {
+    /// Adds the squares of `values` to sum number `index`, without regard to where a range starts or ends: in exact mode
+    /// the result does not depend on how a tensor is cut.
+    fn add(&mut self, index: usize, values: &[f32]);
 }
 
 /// An update rule. It holds no state of its own: the engine owns masters and states and hands out ranges.
@@ -117,12 +128,13 @@ pub trait Optimizer: Send + Sync {
     /// Names of its states, each float32 of the parameter's shape, zero at the start (`exp_avg`, `exp_avg_sq`).
     fn state(&self) -> &'static [&'static str];
 
-    /// This range's part of the tensor sums, for [`Needs::TensorSums`].
+    /// Adds this range's part of the tensor sums, for [`Needs::TensorSums`]. Called before [`Optimizer::apply`] with the same
+    /// slice, whose states it may not change: `apply` does, from the same values, once the sums of all ranges are known.
     ///
     /// # Errors
-    /// Those of the rule.
-    fn partial(&self, _slice: &HostSlice<'_>, _hyper: &Hyper) -> Result<Vec<f64>> {
-        Ok(Vec::new())
+    /// Slices of unequal length.
+    fn partial(&self, _slice: &HostSlice<'_>, _hyper: &Hyper, _sums: &mut dyn SquareSums) -> Result<()> {
+        Ok(())
     }
 
     /// Updates a range in host memory.

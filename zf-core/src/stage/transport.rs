@@ -9,14 +9,45 @@ use tch::Tensor;
 use crate::trace::Trace;
 use crate::{Error, Result};
 
-/// An ordered set of ranks that take part in a collective. Every member names the same ranks in the same order.
+/// An ordered set of ranks that take part in a collective, and the channel on which they do. Every member names the same
+/// ranks in the same order.
+///
+/// Collectives of one group complete in the order of issue; those of different ranks or channels do not wait for each
+/// other.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Group(Arc<Vec<usize>>);
+pub struct Group {
+    ranks: Arc<Vec<usize>>,
+    channel: Channel,
+}
+
+/// What a group's collectives are for. Each channel has an order of its own, so that a gradient that one rank reduces late
+/// does not change the order in which parameters are gathered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Channel {
+    /// Small messages and everything else.
+    #[default]
+    Control,
+    /// Gradients on their way to their owners.
+    Gradients,
+    /// Parameters on their way from their owners.
+    Parameters,
+}
 
 impl Group {
     /// The group of these ranks, in this order.
     pub fn new(ranks: Vec<usize>) -> Self {
-        Self(Arc::new(ranks))
+        Self { ranks: Arc::new(ranks), channel: Channel::default() }
+    }
+
+    /// The same ranks on another channel.
+    #[must_use]
+    pub fn on(&self, channel: Channel) -> Self {
+        Self { ranks: Arc::clone(&self.ranks), channel }
+    }
+
+    /// The channel.
+    pub fn channel(&self) -> Channel {
+        self.channel
     }
 
     /// All ranks of a world.
@@ -26,17 +57,17 @@ impl Group {
 
     /// The ranks.
     pub fn ranks(&self) -> &[usize] {
-        &self.0
+        &self.ranks
     }
 
     /// Number of members.
     pub fn size(&self) -> usize {
-        self.0.len()
+        self.ranks.len()
     }
 
     /// Position of `rank` in the group.
     pub fn index(&self, rank: usize) -> Option<usize> {
-        self.0.iter().position(|&r| r == rank)
+        self.ranks.iter().position(|&r| r == rank)
     }
 }
 
@@ -265,6 +296,11 @@ pub trait Fabric: Send + Sync {
 
     /// How long a collective may take.
     fn timeout(&self) -> Duration;
+
+    /// Consecutive ranks that share a machine, which the scope `"node"` means. The default takes the whole world for one.
+    fn ranks_per_node(&self) -> usize {
+        self.world()
+    }
 }
 
 impl Error {

@@ -152,6 +152,7 @@ impl Training {
         options.reduce_when = self.reduce.when;
         options.accumulate = self.reduce.accumulate;
         options.unused = self.run.unused;
+        options.ranks_per_node = self.fabric.ranks_per_node();
         options.accumulation = usize::try_from(batches.accumulation()).unwrap_or(usize::MAX);
         let validation = dataset.len(Split::Validation);
         let validation = self.run.validate.sequences.map_or(validation, |limit| validation.min(limit));

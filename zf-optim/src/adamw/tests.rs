@@ -42,7 +42,7 @@ impl State {
 
     fn step(&mut self, level: Level, grad: &[f32], hyper: &Hyper, out: Out<'_>) -> Result<()> {
         let state = vec![&mut self.m[..], &mut self.v[..]];
-        let mut slice = HostSlice { master: &mut self.p, grad, state, out, sums: &[] };
+        let mut slice = HostSlice { master: &mut self.p, grad, state, out, sums: &[], shape: &[] };
         rule().apply_at(level, &mut slice, hyper)
     }
 
@@ -92,7 +92,7 @@ fn device_form_gives_the_same_bits() {
     for count in 1..6 {
         let grad = numbers(n, 90 + count);
         host.step(Level::detect(), &grad, &hyper(count), Out::Bf16(&mut out)).unwrap();
-        let slice = TensorSlice { master: &p, grad: &tensor(&grad), state: &state, out: Some(&rounded), sums: &[] };
+        let slice = TensorSlice { master: &p, grad: &tensor(&grad), state: &state, out: Some(&rounded), sums: &[], shape: &[] };
         rule().apply_tensor(&slice, &hyper(count)).unwrap();
     }
     let back = |t: &Tensor| Vec::<f32>::try_from(t).unwrap();
@@ -222,7 +222,7 @@ fn a_gradient_of_zero_leaves_a_fresh_parameter_but_for_decay() {
 #[test]
 fn slices_that_do_not_fit_are_errors() {
     let error = |grad: &[f32], state: Vec<&mut [f32]>, count| {
-        let mut slice = HostSlice { master: &mut [0.0; 3], grad, state, out: Out::None, sums: &[] };
+        let mut slice = HostSlice { master: &mut [0.0; 3], grad, state, out: Out::None, sums: &[], shape: &[] };
         rule().apply(&mut slice, &hyper(count)).unwrap_err().to_string()
     };
     let (mut a, mut b) = ([0.0; 3], [0.0; 2]);
@@ -233,7 +233,7 @@ fn slices_that_do_not_fit_are_errors() {
 
     let (p, wrong) = (Tensor::zeros([3], tch::kind::FLOAT_CPU), Tensor::zeros([3], tch::kind::DOUBLE_CPU));
     let slice =
-        TensorSlice { master: &p, grad: &wrong, state: &[p.zeros_like(), p.zeros_like()], out: None, sums: &[] };
+        TensorSlice { master: &p, grad: &wrong, state: &[p.zeros_like(), p.zeros_like()], out: None, sums: &[], shape: &[] };
     let message = rule().apply_tensor(&slice, &hyper(1)).unwrap_err().to_string();
     assert_eq!(message, "adamw: grad must be a 1-D float32 tensor, found Double of shape [3]");
 }
