@@ -48,16 +48,16 @@ impl Message {
     pub(crate) fn of(core: &Core, losses: Vec<f64>, tokens: u64, trail: u64, exact: bool) -> Result<Self> {
         let mut message = Self { losses, tokens, trail, ..Self::default() };
         let mut sum = ExactSum::default();
-        for (flat, seen) in core.flats.iter().zip(&core.present).filter(|(flat, _)| flat.spec.trainable) {
+        for (flat, seen) in core.flats.iter().zip(&core.reducing.present).filter(|(flat, _)| flat.spec.trainable) {
             message.present.extend(seen.iter().map(|&seen| u8::from(seen)));
             let grads = flat.grads()?;
             if exact {
-                for grad in grads.summed(&flat.spec, &flat.reduced)? {
+                for grad in grads.summed(&flat.spec, &flat.reduction)? {
                     let grad = grad.f_to_kind(tch::Kind::Float)?.f_to_device(tch::Device::Cpu)?;
                     sum.add_squares(zf_sys::storage::slice::<f32>(&grad)?);
                 }
             } else {
-                let part = grads.square_sum(&flat.spec, &flat.reduced)?;
+                let part = grads.square_sum(&flat.spec, &flat.reduction)?;
                 message.squares += part.sum;
                 message.nonfinite += part.nonfinite;
             }

@@ -1,6 +1,7 @@
 //! The engine as a model's forward pass sees it.
 
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tch::{Device, Kind, Tensor};
@@ -55,6 +56,25 @@ impl<'a> Forward<'a> {
         (self.trail.into_inner().hash, self.waited.get())
     }
 
+    /// Has a unit that is freed between its passes gathered again when its backward begins: when the gradient of the first
+    /// of its outputs is known. Returns whether a backward will come.
+    fn announce_backward(&self, unit: usize, outputs: &[Tensor]) -> Result<bool> {
+        if !self.training || !lock(self.shared).residency.comes_and_goes(unit) {
+            return Ok(false);
+        }
+        let mut returns = false;
+        for output in outputs.iter().filter(|output| output.requires_grad()) {
+            let shared = Arc::downgrade(self.shared);
+            let enter = move || match shared.upgrade() {
+                Some(shared) => lock(&shared).enter_backward(unit).map_err(|error| error.to_string()),
+                None => Err("a backward pass ran after its engine was dropped".into()),
+            };
+            zf_sys::autograd::on_output_grad(output, Box::new(enter))?;
+            returns = true;
+        }
+        Ok(returns)
+    }
+
     fn note(&self, unit: usize, skipped: bool) -> Result<&'a UnitParams> {
         let units = self.units;
         let params = units.get(unit).ok_or_else(|| {
@@ -78,16 +98,20 @@ impl Context for Forward<'_> {
     fn run(&self, unit: usize, inputs: &[Tensor], f: UnitFn) -> Result<Vec<Tensor>> {
         let params = self.note(unit, false)?;
         let start = Instant::now();
-        lock(self.shared).wait_published(unit)?;
+        lock(self.shared).enter_forward(unit)?;
         self.waited.set(self.waited.get() + start.elapsed());
-        f(&Params::new(&params.names, &params.tensors), inputs).map_err(|error| {
+        let outputs = f(&Params::new(&params.names, &params.tensors), inputs).map_err(|error| {
             let error = error.context(format!("unit `{}`", params.unit));
             Error::Plugin(error)
-        })
+        })?;
+        let returns = self.announce_backward(unit, &outputs)?;
+        lock(self.shared).leave_forward(unit, returns)?;
+        Ok(outputs)
     }
 
     fn skip(&self, unit: usize) -> Result<()> {
-        self.note(unit, true).map(drop)
+        self.note(unit, true)?;
+        lock(self.shared).skip_forward(unit)
     }
 
     fn training(&self) -> bool {

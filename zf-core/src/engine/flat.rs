@@ -6,31 +6,35 @@ use tch::{Device, Kind, Tensor};
 use zf_sys::heap::{Category, tag};
 
 use super::grads::{GradPlan, Grads};
-use crate::layout::{Flat, Placement, Slot};
+use super::party;
+use super::reduction::{Reduction, When};
+use crate::config::Accumulate;
+use crate::layout::{Flat, Slot};
 use crate::{Error, Result};
 
-/// A range of a parameter that this rank updates.
+/// A range of a parameter within a list of element ranges.
 #[derive(Debug, Clone)]
 pub(crate) struct Segment {
     /// Index of the slot in the flat buffer.
     pub(crate) slot: usize,
     /// Elements of the flat buffer.
     pub(crate) range: Range<usize>,
-    /// The same elements in this rank's optimizer state.
-    pub(crate) local: Range<usize>,
 }
 
 /// Buffers of one flat on one rank.
 #[derive(Debug)]
 pub(crate) struct FlatState {
     pub(crate) spec: Flat,
-    /// Who sums which gradients: every element exactly once over all ranks.
-    pub(crate) reduction: Placement,
-    /// The element ranges this rank sums.
-    pub(crate) reduced: Vec<Range<usize>>,
+    /// How its gradients are summed.
+    pub(crate) reduction: Reduction,
     /// The element ranges whose states this rank owns.
     pub(crate) owned: Vec<Range<usize>>,
-    /// Parameters, `[numel]` in the model's type.
+    /// The element ranges whose parameters this rank keeps.
+    pub(crate) kept: Vec<Range<usize>>,
+    /// Kept parameters in the model's type, one range after the other.
+    pub(crate) home: Tensor,
+    /// All parameters, `[numel]`: the same as `home` where this rank keeps everything; else memory that is there only
+    /// while the unit is gathered.
     pub(crate) params: Tensor,
     /// Views of `params`, one a slot, leaves of autograd if trainable.
     pub(crate) leaves: Vec<Tensor>,
@@ -45,46 +49,72 @@ pub(crate) struct FlatState {
 }
 
 impl FlatState {
-    /// Allocates all buffers, zeroed, for `rank` of `world`.
+    /// Allocates all buffers, zeroed.
     pub(crate) fn new(
         spec: &Flat,
-        rank: usize,
-        world: usize,
+        [rank, world]: [usize; 2],
+        when: When,
         plan: GradPlan,
+        accumulate: Accumulate,
         states: usize,
         device: Device,
     ) -> Result<Self> {
-        let reduction = spec.reduction(world)?;
-        let reduced: Vec<_> = reduction.ranges(reduction.member(rank)).collect();
-        let owned: Vec<_> = spec.optim.ranges(spec.optim.member(rank)).collect();
+        party::check(spec, world)?;
+        let reduction = Reduction::new(spec, rank, world, when)?;
+        let (owned, kept) = (party::ranges(&spec.optim, rank), party::ranges(&spec.params, rank));
+        let len = |ranges: &[Range<usize>]| ranges.iter().map(ExactSizeIterator::len).sum();
         let zeros = |category, numel: usize, kind| {
             let _tag = tag(category);
             Tensor::f_zeros([int(numel)?], (kind, device)).map_err(Error::from)
         };
-        let params = zeros(Category::Parameters, spec.numel, spec.dtype.kind())?;
+        let home = zeros(Category::Parameters, len(&kept), spec.dtype.kind())?;
+        let params = match spec.params.group() {
+            1 => home.shallow_clone(),
+            _ => zeros(Category::Buffers, spec.numel, spec.dtype.kind())?,
+        };
         let leaves = spec.slots.iter().map(|slot| leaf(&params, slot, spec.trainable)).collect::<Result<Vec<_>>>()?;
-        let owned_len = owned.iter().map(ExactSizeIterator::len).sum();
         let (mut grads, mut master, mut optim) = (None, None, Vec::new());
         if spec.trainable {
-            grads = Some(Grads::new(plan, spec, &reduced, device)?);
+            let kind = match accumulate {
+                Accumulate::Float32 => Kind::Float,
+                Accumulate::Model => spec.dtype.kind(),
+            };
+            grads = Some(Grads::new(plan, spec, &reduction.held, kind, device)?);
             if spec.dtype.kind() != Kind::Float {
-                master = Some(zeros(Category::Optimizer, owned_len, Kind::Float)?);
+                master = Some(zeros(Category::Optimizer, len(&owned), Kind::Float)?);
             }
-            optim =
-                (0..states).map(|_| zeros(Category::Optimizer, owned_len, Kind::Float)).collect::<Result<Vec<_>>>()?;
+            optim = (0..states)
+                .map(|_| zeros(Category::Optimizer, len(&owned), Kind::Float))
+                .collect::<Result<Vec<_>>>()?;
         }
-        Ok(Self {
-            spec: spec.clone(),
-            reduction,
-            reduced,
-            owned,
-            params,
-            leaves,
-            grads,
-            master,
-            states: optim,
-            counts: vec![0; spec.slots.len()],
-        })
+        let counts = vec![0; spec.slots.len()];
+        let spec = spec.clone();
+        let state = Self { spec, reduction, owned, kept, home, params, leaves, grads, master, states: optim, counts };
+        state.release()?;
+        Ok(state)
+    }
+
+    /// Whether this rank keeps only a part of the parameters.
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.spec.params.group() > 1
+    }
+
+    /// Makes room for gathered parameters. Their values are undefined until a gather has filled them.
+    pub(crate) fn make_room(&self) -> Result<()> {
+        if self.is_sharded() {
+            let _tag = tag(Category::Buffers);
+            let bytes = self.spec.numel * self.spec.dtype.size();
+            zf_sys::storage::resize_bytes(&self.params, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the memory of gathered parameters back; views of it stay valid for the next time.
+    pub(crate) fn release(&self) -> Result<()> {
+        if self.is_sharded() {
+            zf_sys::storage::resize_bytes(&self.params, 0)?;
+        }
+        Ok(())
     }
 
     /// The accumulated gradients.
@@ -92,19 +122,38 @@ impl FlatState {
         self.grads.as_ref().ok_or_else(|| Error::Engine("a frozen parameter has no gradient".into()))
     }
 
-    /// The accumulated gradient of elements `range`, within a slot or a range that this rank sums.
+    /// The accumulated gradient of elements `range`, within a slot or a range whose accumulator this rank holds.
     pub(crate) fn grad(&self, range: &Range<usize>) -> Result<Tensor> {
-        self.grads()?.range(&self.spec, &self.reduced, range)
+        self.grads()?.range(&self.spec, &self.reduction.held, range)
+    }
+
+    /// The parameters of elements `range`, which this rank keeps.
+    pub(crate) fn param(&self, range: &Range<usize>) -> Result<Tensor> {
+        let start = local_offset(&self.kept, range)?;
+        narrow(&self.home, start..start + range.len())
     }
 
     /// The float32 masters of elements `range`, which this rank owns.
     pub(crate) fn master(&self, range: &Range<usize>) -> Result<Tensor> {
         match &self.master {
-            None => narrow(&self.params, range.clone()),
+            None => self.param(range),
             Some(master) => {
                 let start = local_offset(&self.owned, range)?;
                 narrow(master, start..start + range.len())
             }
+        }
+    }
+
+    /// Optimizer state number `index` of elements `range`, which this rank owns.
+    pub(crate) fn state(&self, index: usize, range: &Range<usize>) -> Result<Tensor> {
+        let start = local_offset(&self.owned, range)?;
+        narrow(&self.states[index], start..start + range.len())
+    }
+
+    /// Books one more update of the chosen slots.
+    pub(crate) fn count(&mut self, chosen: &[bool]) {
+        for (count, _) in self.counts.iter_mut().zip(chosen).filter(|(_, chosen)| **chosen) {
+            *count += 1;
         }
     }
 
@@ -116,27 +165,15 @@ impl FlatState {
     /// The parts of slots within `ranges` of the flat buffer, by element.
     pub(crate) fn segments(&self, ranges: &[Range<usize>]) -> Vec<Segment> {
         let mut segments = Vec::new();
-        let mut local = 0;
         for range in ranges {
             for (slot, spec) in self.spec.slots.iter().enumerate() {
-                let start = range.start.max(spec.offset);
-                let end = range.end.min(spec.offset + spec.numel);
-                if start < end {
-                    let first = local + (start - range.start);
-                    segments.push(Segment { slot, range: start..end, local: first..first + (end - start) });
+                let range = range.start.max(spec.offset)..range.end.min(spec.offset + spec.numel);
+                if range.start < range.end {
+                    segments.push(Segment { slot, range });
                 }
             }
-            local += range.len();
         }
         segments
-    }
-}
-
-impl Flat {
-    /// The placement by which gradients are summed over `world` ranks: that of the optimizer states where they are
-    /// sharded over all ranks, else equal parts.
-    pub(crate) fn reduction(&self, world: usize) -> Result<Placement> {
-        if self.optim.group() == world { Ok(self.optim.clone()) } else { Placement::even(self.numel, world) }
     }
 }
 
@@ -152,6 +189,9 @@ pub(crate) fn int(size: usize) -> Result<i64> {
 
 /// The offset of `range` in the concatenation of `ranges`, one of which holds it.
 pub(crate) fn local_offset(ranges: &[Range<usize>], range: &Range<usize>) -> Result<usize> {
+    if range.is_empty() {
+        return Ok(0);
+    }
     let mut local = 0;
     for owned in ranges {
         if owned.start <= range.start && range.end <= owned.end {

@@ -6,29 +6,26 @@ use tch::{Device, Kind, Tensor};
 use zf_sys::heap::{Category, retag, tag};
 
 use super::flat::{int, local_offset, narrow};
+use super::reduction::Reduction;
 use crate::layout::Flat;
 use crate::norm::{SquareSum, square_sum};
 use crate::{Error, Result};
 
-/// How gradients accumulate over the micro-batches of a step.
+/// Where gradients accumulate over the micro-batches of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GradPlan {
-    /// There is one rank: they stay where autograd makes them, in this type, and are given back after the update.
-    Loose(Kind),
-    /// Locally in a full-size buffer of this type, summed over ranks in the last micro-batch.
-    Boundary(Kind),
-    /// Each micro-batch is added into the owner's float32 accumulator, which is a range of a full-size buffer where
-    /// every rank needs the whole sum (`full`), or else just the owned elements.
-    MicroBatch {
-        /// Whether the buffer has full size.
-        full: bool,
-    },
+    /// There is one rank: they stay where autograd makes them and are given back after the update.
+    Loose,
+    /// In a full-size buffer, summed over ranks in the last micro-batch.
+    Boundary,
+    /// Each micro-batch is added into the accumulators of what this rank holds, see [`super::reduction`].
+    Each,
 }
 
 impl GradPlan {
     /// Whether every micro-batch is reduced by itself.
     pub(crate) fn is_each(self) -> bool {
-        matches!(self, Self::MicroBatch { .. })
+        matches!(self, Self::Each)
     }
 }
 
@@ -39,25 +36,22 @@ pub(crate) enum Grads {
     Loose { kind: Kind, device: Device, slots: Vec<Option<Tensor>>, squares: Vec<Option<SquareSum>> },
     /// Element e of the flat lies at e.
     Full(Tensor),
-    /// The elements this rank sums, one range after the other.
-    Owned(Tensor),
+    /// The elements this rank holds, one range after the other.
+    Held(Tensor),
 }
 
 impl Grads {
-    /// Empty accumulators for a flat of which this rank sums the ranges `reduced`.
-    pub(crate) fn new(plan: GradPlan, spec: &Flat, reduced: &[Range<usize>], device: Device) -> Result<Self> {
+    /// Empty accumulators for a flat of which this rank holds the ranges `held`, in the type `kind`.
+    pub(crate) fn new(plan: GradPlan, spec: &Flat, held: &[Range<usize>], kind: Kind, device: Device) -> Result<Self> {
         let _tag = tag(Category::Gradients);
         let zeros = |numel: usize, kind| Ok::<_, Error>(Tensor::f_zeros([int(numel)?], (kind, device))?);
         Ok(match plan {
-            GradPlan::Loose(kind) => {
+            GradPlan::Loose => {
                 let (slots, squares) = spec.slots.iter().map(|_| (None, None)).unzip();
                 Self::Loose { kind, device, slots, squares }
             }
-            GradPlan::Boundary(kind) => Self::Full(zeros(spec.numel, kind)?),
-            GradPlan::MicroBatch { full: true } => Self::Full(zeros(spec.numel, Kind::Float)?),
-            GradPlan::MicroBatch { full: false } => {
-                Self::Owned(zeros(reduced.iter().map(ExactSizeIterator::len).sum(), Kind::Float)?)
-            }
+            GradPlan::Boundary => Self::Full(zeros(spec.numel, kind)?),
+            GradPlan::Each => Self::Held(zeros(held.iter().map(ExactSizeIterator::len).sum(), kind)?),
         })
     }
 
@@ -79,9 +73,17 @@ impl Grads {
                 slots[slot] = Some(sum);
             }
             Self::Full(buffer) => store(buffer, spec, slot, grad, again)?,
-            Self::Owned(_) => return Err(Error::Engine("a gradient came before it was reduced".into())),
+            Self::Held(_) => return Err(Error::Engine("a gradient came before it was reduced".into())),
         }
         Ok(())
+    }
+
+    /// The buffer of what this rank holds, one range after the other.
+    pub(crate) fn held(&self) -> Result<&Tensor> {
+        match self {
+            Self::Full(buffer) | Self::Held(buffer) => Ok(buffer),
+            Self::Loose { .. } => Err(Error::Engine("loose gradients have no buffer".into())),
+        }
     }
 
     /// The full-size buffer.
@@ -92,13 +94,13 @@ impl Grads {
         }
     }
 
-    /// The accumulated gradient of elements `range`, which lie in one slot or in one range of `reduced`. Zeros where a
-    /// slot had none.
-    pub(crate) fn range(&self, spec: &Flat, reduced: &[Range<usize>], range: &Range<usize>) -> Result<Tensor> {
+    /// The accumulated gradient of elements `range`, which lie in one slot or in one range of `held`. Zeros where a slot
+    /// had none.
+    pub(crate) fn range(&self, spec: &Flat, held: &[Range<usize>], range: &Range<usize>) -> Result<Tensor> {
         match self {
             Self::Full(buffer) => narrow(buffer, range.clone()),
-            Self::Owned(buffer) => {
-                let start = local_offset(reduced, range)?;
+            Self::Held(buffer) => {
+                let start = local_offset(held, range)?;
                 narrow(buffer, start..start + range.len())
             }
             Self::Loose { kind, device, slots, .. } => {
@@ -115,23 +117,23 @@ impl Grads {
         }
     }
 
-    /// All that this rank sums, in a few 1-D tensors.
-    pub(crate) fn summed(&self, spec: &Flat, reduced: &[Range<usize>]) -> Result<Vec<Tensor>> {
+    /// All of which this rank has the final sum (`summed`), in a few 1-D tensors.
+    pub(crate) fn summed(&self, spec: &Flat, reduction: &Reduction) -> Result<Vec<Tensor>> {
         match self {
             Self::Loose { slots, .. } => slots.iter().flatten().map(|grad| Ok(grad.f_view([-1])?)).collect(),
-            _ => reduced.iter().map(|range| self.range(spec, reduced, range)).collect(),
+            _ => reduction.summed.iter().map(|range| self.range(spec, &reduction.held, range)).collect(),
         }
     }
 
-    /// Sum of squares of all that this rank sums.
-    pub(crate) fn square_sum(&self, spec: &Flat, reduced: &[Range<usize>]) -> Result<SquareSum> {
+    /// Sum of squares of all of which this rank has the final sum.
+    pub(crate) fn square_sum(&self, spec: &Flat, reduction: &Reduction) -> Result<SquareSum> {
         let mut sum = SquareSum::default();
         if let Self::Loose { slots, squares, .. } = self {
             for (grad, known) in slots.iter().zip(squares).filter_map(|(grad, known)| Some((grad.as_ref()?, known))) {
                 sum = sum.merge(known.map_or_else(|| squares_of(grad), Ok)?);
             }
         } else {
-            for grad in self.summed(spec, reduced)? {
+            for grad in self.summed(spec, reduction)? {
                 sum = sum.merge(squares_of(&grad)?);
             }
         }
@@ -142,8 +144,8 @@ impl Grads {
     pub(crate) fn begin_step(&mut self, each: bool) -> Result<()> {
         match self {
             Self::Loose { slots, .. } => slots.fill_with(|| None),
-            Self::Full(buffer) | Self::Owned(buffer) if each => drop(buffer.f_zero_()?),
-            Self::Full(_) | Self::Owned(_) => {}
+            Self::Full(buffer) | Self::Held(buffer) if each => drop(buffer.f_zero_()?),
+            Self::Full(_) | Self::Held(_) => {}
         }
         Ok(())
     }

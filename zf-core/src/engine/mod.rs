@@ -8,8 +8,13 @@ mod flat;
 mod grads;
 mod launch;
 mod options;
+mod party;
+mod reduce;
+mod reduction;
+mod residency;
 mod state;
 mod step;
+mod tensor_sums;
 mod update;
 
 pub use launch::{Rank, run_ranks};
@@ -25,13 +30,15 @@ use self::context::UnitParams;
 use self::core::{Core, Shared, lock};
 use self::flat::FlatState;
 use self::grads::GradPlan;
+use self::reduce::Reducing;
+use self::reduction::When;
 use self::update::{SlotHyper, check_groups, slot_hyper};
-use crate::config::{Accumulate, ReduceWhen};
+use crate::config::ReduceWhen;
 use crate::layout::{DType, Layout};
 use crate::loss_scale::LossScaler;
 use crate::mesh::Mesh;
 use crate::model::{Model, UnitSpec};
-use crate::stage::{CommBytes, Needs, Transport};
+use crate::stage::{CommBytes, Transport};
 use crate::weights::Weights;
 use crate::{Error, Result};
 
@@ -84,7 +91,7 @@ impl Engine {
     pub(crate) fn assemble(parts: Parts, stages: Stages, mut transport: Box<dyn Transport>) -> Result<Self> {
         let Parts { model, options } = parts;
         transport.record(&options.trace);
-        check(&options, &stages)?;
+        check(&options)?;
         let mut specs = model.units();
         let base = stages.optimizer.base();
         check_groups(base, specs.iter().flat_map(|unit| &unit.params).map(|spec| spec.name.as_str()))?;
@@ -99,12 +106,12 @@ impl Engine {
         if !layout.flats.iter().any(|flat| flat.trainable && flat.used() > 0) {
             return Err(Error::Config("nothing to train: every parameter is frozen".into()));
         }
-        let plan = grad_plan(&options, &layout)?;
+        let (when, plan) = grad_plan(&options, &layout);
         let states = stages.optimizer.state().len();
         let flats = layout
             .flats
             .iter()
-            .map(|flat| FlatState::new(flat, rank, world, plan, states, options.device))
+            .map(|flat| FlatState::new(flat, [rank, world], when, plan, options.accumulate, states, options.device))
             .collect::<Result<Vec<_>>>()?;
         let hypers = layout
             .flats
@@ -114,7 +121,9 @@ impl Engine {
         let units = unit_params(&layout, &specs, &flats);
         let scaler =
             (options.dtype == DType::Float16).then(|| LossScaler::new(options.loss_scale.clone())).transpose()?;
-        let core = Core::new(layout, transport, flats, plan, stages.partitioner.transfers().bucket_bytes, options.trace.clone());
+        let transfers = stages.partitioner.transfers();
+        let reducing = Reducing::new(&layout, plan);
+        let core = Core::new(layout, transport, flats, reducing, transfers, options.trace.clone())?;
         let shared = Arc::new(Mutex::new(core));
         install_hooks(&shared)?;
         Ok(Self {
@@ -168,18 +177,18 @@ impl Engine {
         lock(&self.shared).transport.bytes()
     }
 
-    /// The values of a parameter in the model's type, as this rank sees them. Waits for the last update.
+    /// The values of a parameter in the model's type, as this rank sees them. Waits for the last update. Where parameters
+    /// are sharded they are gathered: then all ranks must call this.
     ///
     /// # Errors
     /// An unknown name; the transport's errors.
     pub fn parameter(&mut self, name: &str) -> Result<Tensor> {
-        let core = &mut *lock(&self.shared);
-        core.wait_all_published()?;
-        let found = core.flats.iter().find_map(|flat| {
-            let slot = flat.spec.slots.iter().position(|s| s.name == name || s.aliases.iter().any(|a| a == name))?;
-            Some(flat.leaves[slot].f_detach())
-        });
-        Ok(found.ok_or_else(|| Error::Engine(format!("the model has no parameter `{name}`")))??)
+        lock(&self.shared).values(name)
+    }
+
+    /// The most sharded units that were gathered at once so far, root units aside.
+    pub fn peak_live_units(&self) -> usize {
+        lock(&self.shared).residency.peak()
     }
 
     /// A small message to and from all ranks.
@@ -198,30 +207,37 @@ impl Engine {
         Error::At { rank, step, source: Box::new(error) }
     }
 
-    /// Takes the engine apart; its hooks go with its parameters.
-    pub(crate) fn into_parts(self) -> (Parts, Box<dyn Transport>) {
+    /// Takes the engine apart. What is left of its flats are parameters, masters and states.
+    pub(crate) fn into_parts(self) -> Result<(Parts, Box<dyn Transport>, Vec<FlatState>)> {
         let parts = Parts { model: self.model.clone(), options: self.options.clone() };
-        let transport = std::mem::replace(&mut lock(&self.shared).transport, Box::new(Disconnected));
-        (parts, transport)
+        let core = &mut *lock(&self.shared);
+        core.wait_all_published()?;
+        core.clear_hooks();
+        let mut flats = std::mem::take(&mut core.flats);
+        flats.iter_mut().for_each(|flat| flat.grads = None);
+        let transport = std::mem::replace(&mut core.transport, Box::new(Disconnected));
+        Ok((parts, transport, flats))
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // The hooks hold the shared state that holds the parameters that hold the hooks.
-        let leaves: Vec<Tensor> =
-            lock(&self.shared).flats.iter().flat_map(|flat| &flat.leaves).map(Tensor::shallow_clone).collect();
-        for leaf in leaves {
-            let _ = zf_sys::autograd::clear_grad_hook(&leaf);
+        lock(&self.shared).clear_hooks();
+    }
+}
+
+impl Core {
+    /// Hooks hold a way back to the shared state that holds the parameters that hold the hooks.
+    fn clear_hooks(&self) {
+        for leaf in self.flats.iter().flat_map(|flat| &flat.leaves) {
+            // A leaf without a hook has none to clear.
+            let _ = zf_sys::autograd::clear_grad_hook(leaf);
         }
     }
 }
 
 /// Refuses options that contradict each other or the stages.
-fn check(options: &EngineOptions, stages: &Stages) -> Result<()> {
-    if stages.optimizer.needs() != Needs::Elements {
-        return Err(Error::Config("optimizers that need whole tensors are not in this version".into()));
-    }
+fn check(options: &EngineOptions) -> Result<()> {
     if options.accumulation == 0 || options.micro_batch_tokens == 0 {
         return Err(Error::Config("a step needs at least one micro-batch of at least one token".into()));
     }
@@ -234,30 +250,20 @@ fn check(options: &EngineOptions, stages: &Stages) -> Result<()> {
     Ok(())
 }
 
-/// How gradients accumulate under these options. Each micro-batch is reduced by itself in exact mode, and then the
-/// owner's part suffices where only the owner updates.
-fn grad_plan(options: &EngineOptions, layout: &Layout) -> Result<GradPlan> {
+/// When gradients are summed over ranks, and where they accumulate meanwhile. At the boundary where every rank holds all
+/// gradients anyway, after each micro-batch where they are sharded and in exact mode.
+fn grad_plan(options: &EngineOptions, layout: &Layout) -> (When, GradPlan) {
+    let sharded = layout.flats.iter().any(|flat| flat.grads.group() > 1);
     let each = match options.reduce_when {
-        ReduceWhen::Auto => options.exact,
+        ReduceWhen::Auto => options.exact || sharded,
         ReduceWhen::MicroBatch => true,
         ReduceWhen::Boundary => false,
     };
-    let kind = match options.accumulate {
-        Accumulate::Float32 => tch::Kind::Float,
-        Accumulate::Model => options.dtype.kind(),
-    };
-    match (each, options.accumulate) {
-        (false, _) if layout.mesh.world() == 1 => Ok(GradPlan::Loose(kind)),
-        (false, _) => Ok(GradPlan::Boundary(kind)),
-        (true, Accumulate::Float32) => {
-            let full = layout.flats.iter().any(|flat| flat.optim.group() != layout.mesh.world());
-            Ok(GradPlan::MicroBatch { full })
-        }
-        (true, Accumulate::Model) => Err(Error::Config(
-            "`reduce.accumulate = \"model\"` needs `reduce.when = \"boundary\"`: after each micro-batch owners \
-             accumulate in float32"
-                .into(),
-        )),
+    match (each, options.exact || !sharded) {
+        (false, _) if layout.mesh.world() == 1 => (When::Boundary, GradPlan::Loose),
+        (false, _) => (When::Boundary, GradPlan::Boundary),
+        (true, true) => (When::EachInOrder, GradPlan::Each),
+        (true, false) => (When::Each, GradPlan::Each),
     }
 }
 

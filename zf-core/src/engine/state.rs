@@ -1,6 +1,7 @@
 //! The state of an engine by logical element: import, export, hash, and the change of stages in mid-run.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 use zf_sys::storage::slice;
@@ -11,6 +12,7 @@ use super::{Engine, Stages};
 use crate::checkpoint::{DTypeName, MASTER, PARAMETER, Piece, StateHasher};
 use crate::loss_scale::{LossScaleState, LossScaler};
 use crate::model::UnitSpec;
+use crate::stage::Transport;
 use crate::weights::Weights;
 use crate::{Error, Result};
 
@@ -20,7 +22,7 @@ pub trait StateSource {
     ///
     /// # Errors
     /// A missing tensor or damaged file, naming it.
-    fn read(&self, name: &str, kind: &str, range: std::ops::Range<usize>, out: &mut [f32]) -> Result<()>;
+    fn read(&self, name: &str, kind: &str, range: Range<usize>, out: &mut [f32]) -> Result<()>;
 
     /// Whether the tensor exists.
     fn has(&self, name: &str, kind: &str) -> bool;
@@ -63,42 +65,61 @@ pub(crate) fn load_weights(flats: &mut [FlatState], units: &[UnitSpec], weights:
     Ok(())
 }
 
-/// Sets a parameter and the owned part of its master from its float32 values `[numel]`.
+/// Sets what this rank keeps of a parameter and owns of its master from its float32 values `[numel]`.
 fn set_parameter(flat: &FlatState, slot: usize, values: &Tensor) -> Result<()> {
-    let spec = &flat.spec.slots[slot];
-    let (offset, numel) = (spec.offset, spec.numel);
-    narrow(&flat.params, offset..offset + numel)?.f_copy_(values)?;
+    let offset = flat.spec.slots[slot].offset;
+    let part = |range: &Range<usize>| narrow(values, range.start - offset..range.end - offset);
+    for segment in flat.segments(&flat.kept).iter().filter(|segment| segment.slot == slot) {
+        flat.param(&segment.range)?.f_copy_(&part(&segment.range)?)?;
+    }
     if flat.has_master() {
         for segment in flat.segments(&flat.owned).iter().filter(|segment| segment.slot == slot) {
-            let part = narrow(values, segment.range.start - offset..segment.range.end - offset)?;
-            flat.master(&segment.range)?.f_copy_(&part)?;
+            flat.master(&segment.range)?.f_copy_(&part(&segment.range)?)?;
         }
     }
     Ok(())
 }
 
-/// Fills all buffers of `flats` from saved state.
+/// Sets what this rank owns of optimizer state number `index` of a slot from its values `[numel]`.
+fn set_state(flat: &FlatState, slot: usize, index: usize, values: &Tensor) -> Result<()> {
+    let offset = flat.spec.slots[slot].offset;
+    for segment in flat.segments(&flat.owned).iter().filter(|segment| segment.slot == slot) {
+        let part = narrow(values, segment.range.start - offset..segment.range.end - offset)?;
+        flat.state(index, &segment.range)?.f_copy_(&part)?;
+    }
+    Ok(())
+}
+
+/// Fills all buffers of `flats` from saved state, reading only what this rank keeps or owns.
 pub(crate) fn load_state(flats: &mut [FlatState], kinds: &[&str], source: &dyn StateSource) -> Result<()> {
     for flat in flats {
         for index in 0..flat.spec.slots.len() {
-            let slot = &flat.spec.slots[index];
-            let (name, numel) = (slot.name.clone(), slot.numel);
-            let mut values = vec![0f32; numel];
+            let (name, offset) = (flat.spec.slots[index].name.clone(), flat.spec.slots[index].offset);
+            let read = |kind: &str, range: &Range<usize>| {
+                let mut values = vec![0f32; range.len()];
+                source.read(&name, kind, range.start - offset..range.end - offset, &mut values)?;
+                Ok::<_, Error>(Tensor::f_from_slice(&values)?)
+            };
             // A parameter may have been frozen then and not now, or the other way round.
             let (kind, other) = if flat.spec.trainable { (MASTER, PARAMETER) } else { (PARAMETER, MASTER) };
             let kind = if !source.has(&name, kind) && source.has(&name, other) { other } else { kind };
-            source.read(&name, kind, 0..numel, &mut values)?;
-            set_parameter(flat, index, &Tensor::f_from_slice(&values)?)?;
+            if flat.spec.slots[index].numel == 0 {
+                source.read(&name, kind, 0..0, &mut [])?;
+            }
+            for segment in flat.segments(&flat.kept).iter().filter(|segment| segment.slot == index) {
+                flat.param(&segment.range)?.f_copy_(&read(kind, &segment.range)?)?;
+            }
             // Bias correction counts the updates that the moments have seen: new ones start at zero, and so does it.
             let moments = kinds.iter().all(|kind| source.has(&name, kind));
             flat.counts[index] = if moments { source.count(&name) } else { 0 };
-            let offset = flat.spec.slots[index].offset;
             for segment in flat.segments(&flat.owned).iter().filter(|segment| segment.slot == index) {
-                for (state, kind) in flat.states.iter().zip(kinds).filter(|(_, kind)| source.has(&name, kind)) {
-                    let within = segment.range.start - offset..segment.range.end - offset;
-                    let part = &mut values[..within.len()];
-                    source.read(&name, kind, within, part)?;
-                    narrow(state, segment.local.clone())?.f_copy_(&Tensor::f_from_slice(part)?)?;
+                if flat.has_master() {
+                    flat.master(&segment.range)?.f_copy_(&read(kind, &segment.range)?)?;
+                }
+                for (state, kind) in kinds.iter().enumerate().take(flat.states.len()) {
+                    if source.has(&name, kind) {
+                        flat.state(state, &segment.range)?.f_copy_(&read(kind, &segment.range)?)?;
+                    }
                 }
             }
         }
@@ -179,16 +200,12 @@ impl Engine {
     /// Those of the source.
     pub fn import(&mut self, source: &dyn StateSource, progress: Progress) -> Result<()> {
         let kinds = self.stages.optimizer.state();
-        let core = &mut *lock(&self.shared);
-        core.wait_all_published()?;
-        tch::no_grad(|| load_state(&mut core.flats, kinds, source))?;
-        self.step = progress.step;
-        self.updates = progress.updates;
-        self.skipped_in_a_row = progress.skipped_in_a_row;
-        if let (Some(scaler), Some(state)) = (&mut self.scaler, progress.loss_scale) {
-            scaler.restore(state)?;
+        {
+            let core = &mut *lock(&self.shared);
+            core.wait_all_published()?;
+            tch::no_grad(|| load_state(&mut core.flats, kinds, source))?;
         }
-        Ok(())
+        self.restore(progress)
     }
 
     /// blake3 over masters, moments and counts in the order of names, independent of the layout; the same on all ranks,
@@ -216,71 +233,94 @@ impl Engine {
         let kinds = self.stages.optimizer.state();
         let core = &mut *lock(&self.shared);
         core.wait_all_published()?;
-        let mut all: Vec<Logical> =
-            core.flats.iter().enumerate().flat_map(|(index, flat)| logical_of(flat, index, kinds)).collect();
-        all.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
-        for logical in all {
-            let flat = &core.flats[logical.flat];
-            let spec = &flat.spec.slots[logical.slot];
-            let (offset, mut values) = (spec.offset, vec![0f32; spec.numel]);
-            let mut mine = Vec::new();
-            for (range, tensor) in parts(flat, &logical)? {
-                let tensor = tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
-                mine.extend(((range.start - offset) as u64).to_le_bytes());
-                mine.extend((range.len() as u64).to_le_bytes());
-                mine.extend(bytes_of(slice::<f32>(&tensor)?));
-            }
-            let label = format!("state of {}", logical.name);
-            for (rank, bytes) in core.transport.exchange(&label, mine)?.iter().enumerate() {
-                scatter(bytes, &mut values)
-                    .ok_or_else(|| Error::comm(format!("rank {rank} sent a garbled piece of {}", logical.name)))?;
-            }
-            f(&logical.name, logical.kind, &values)?;
-        }
-        Ok(())
+        gather_each(&core.flats, kinds, &mut *core.transport, f)
     }
 
     /// The same training under other stages: the state moves by logical element into the new layout. All ranks must
-    /// call it. Optimizer states that the new rule does not share start at zero.
+    /// call it. Optimizer states that the new rule does not share start at zero. Beside the old and the new shards, one
+    /// tensor is in memory at a time.
     ///
     /// # Errors
     /// Those of the new stages and of the transport.
-    pub fn rebuild(mut self, stages: Stages) -> Result<Self> {
-        let mut memory = Memory { tensors: BTreeMap::new(), counts: self.counts() };
-        self.for_each_logical(&mut |name, kind, values| {
-            memory.tensors.insert((name.into(), kind.into()), values.to_vec());
-            Ok(())
-        })?;
-        let progress = self.progress();
-        let (parts, transport) = self.into_parts();
+    pub fn rebuild(self, stages: Stages) -> Result<Self> {
+        let (progress, counts, kinds) = (self.progress(), self.counts(), self.stages.optimizer.state());
+        let (parts, transport, old) = self.into_parts()?;
         let mut engine = Self::assemble(parts, stages, transport)?;
-        engine.import(&memory, progress)?;
+        let new_kinds = engine.stages.optimizer.state();
+        {
+            let core = &mut *lock(&engine.shared);
+            let places: BTreeMap<String, (usize, usize)> = core
+                .flats
+                .iter()
+                .enumerate()
+                .flat_map(|(flat, state)| {
+                    state.spec.slots.iter().enumerate().map(move |(slot, spec)| (spec.name.clone(), (flat, slot)))
+                })
+                .collect();
+            let flats = &core.flats;
+            gather_each(&old, kinds, &mut *core.transport, &mut |name, kind, values| {
+                let &(flat, slot) =
+                    places.get(name).ok_or_else(|| Error::Engine(format!("no place for the state of `{name}`")))?;
+                let values = Tensor::f_from_slice(values)?;
+                match new_kinds.iter().position(|known| *known == kind) {
+                    _ if kind == MASTER || kind == PARAMETER => set_parameter(&flats[flat], slot, &values),
+                    Some(index) if flats[flat].spec.trainable => set_state(&flats[flat], slot, index, &values),
+                    _ => Ok(()),
+                }
+            })?;
+            // Bias correction counts the updates that the moments have seen.
+            let shared = new_kinds.iter().all(|kind| kinds.contains(kind));
+            for flat in core.flats.iter_mut().filter(|_| shared) {
+                for (slot, count) in flat.spec.slots.iter().zip(&mut flat.counts) {
+                    *count = counts.get(&slot.name).copied().unwrap_or(0);
+                }
+            }
+        }
+        engine.restore(progress)?;
         Ok(engine)
     }
-}
 
-/// State in memory, between two layouts.
-struct Memory {
-    tensors: BTreeMap<(String, String), Vec<f32>>,
-    counts: BTreeMap<String, u64>,
-}
-
-impl StateSource for Memory {
-    fn read(&self, name: &str, kind: &str, range: std::ops::Range<usize>, out: &mut [f32]) -> Result<()> {
-        let key = (name.to_string(), kind.to_string());
-        let values = self.tensors.get(&key).and_then(|values| values.get(range));
-        let values = values.ok_or_else(|| Error::Engine(format!("no state `{kind}` of `{name}` to move")))?;
-        out.copy_from_slice(values);
+    /// Puts saved counters in the place of the present ones.
+    fn restore(&mut self, progress: Progress) -> Result<()> {
+        self.step = progress.step;
+        self.updates = progress.updates;
+        self.skipped_in_a_row = progress.skipped_in_a_row;
+        if let (Some(scaler), Some(state)) = (&mut self.scaler, progress.loss_scale) {
+            scaler.restore(state)?;
+        }
         Ok(())
     }
+}
 
-    fn has(&self, name: &str, kind: &str) -> bool {
-        self.tensors.contains_key(&(name.to_string(), kind.to_string()))
+/// Calls `f` with every tensor of the state of `flats` in the order of names and kinds, gathered over all ranks.
+fn gather_each(
+    flats: &[FlatState],
+    kinds: &'static [&'static str],
+    transport: &mut dyn Transport,
+    f: &mut dyn FnMut(&str, &str, &[f32]) -> Result<()>,
+) -> Result<()> {
+    let mut all: Vec<Logical> =
+        flats.iter().enumerate().flat_map(|(index, flat)| logical_of(flat, index, kinds)).collect();
+    all.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
+    for logical in all {
+        let flat = &flats[logical.flat];
+        let spec = &flat.spec.slots[logical.slot];
+        let (offset, mut values) = (spec.offset, vec![0f32; spec.numel]);
+        let mut mine = Vec::new();
+        for (range, tensor) in parts(flat, &logical)? {
+            let tensor = tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
+            mine.extend(((range.start - offset) as u64).to_le_bytes());
+            mine.extend((range.len() as u64).to_le_bytes());
+            mine.extend(bytes_of(slice::<f32>(&tensor)?));
+        }
+        let label = format!("state of {}", logical.name);
+        for (rank, bytes) in transport.exchange(&label, mine)?.iter().enumerate() {
+            scatter(bytes, &mut values)
+                .ok_or_else(|| Error::comm(format!("rank {rank} sent a garbled piece of {}", logical.name)))?;
+        }
+        f(&logical.name, logical.kind, &values)?;
     }
-
-    fn count(&self, name: &str) -> u64 {
-        self.counts.get(name).copied().unwrap_or(0)
-    }
+    Ok(())
 }
 
 /// The tensors of a flat's state.
@@ -299,28 +339,17 @@ fn logical_of(flat: &FlatState, index: usize, kinds: &'static [&'static str]) ->
 }
 
 /// The parts of a tensor that this rank saves, by element of the flat buffer.
-fn parts(flat: &FlatState, logical: &Logical) -> Result<Vec<(std::ops::Range<usize>, Tensor)>> {
-    let owned = flat.segments(&flat.owned);
-    let saved = flat.segments(&flat.reduced);
-    let mut parts = Vec::new();
-    for segment in saved.into_iter().filter(|segment| segment.slot == logical.slot) {
+fn parts(flat: &FlatState, logical: &Logical) -> Result<Vec<(Range<usize>, Tensor)>> {
+    let saved = flat.segments(&flat.reduction.summed);
+    let parts = saved.into_iter().filter(|segment| segment.slot == logical.slot).map(|segment| {
         let tensor = match logical.state {
-            None if !flat.spec.trainable => narrow(&flat.params, segment.range.clone())?,
+            None if !flat.spec.trainable => flat.param(&segment.range)?,
             None => flat.master(&segment.range)?,
-            Some(state) => {
-                let home = owned.iter().find(|home| {
-                    home.slot == segment.slot
-                        && home.range.start <= segment.range.start
-                        && segment.range.end <= home.range.end
-                });
-                let home = home.ok_or_else(|| Error::Engine("a rank saves state that it does not own".into()))?;
-                let start = home.local.start + (segment.range.start - home.range.start);
-                narrow(&flat.states[state], start..start + segment.range.len())?
-            }
+            Some(state) => flat.state(state, &segment.range)?,
         };
-        parts.push((segment.range, tensor));
-    }
-    Ok(parts)
+        Ok((segment.range, tensor))
+    });
+    parts.collect()
 }
 
 /// Little-endian bytes of float32 values.

@@ -8,7 +8,8 @@ use super::Engine;
 use super::agree::{Agreement, Message};
 use super::context::Forward;
 use super::core::lock;
-use super::update::update;
+use super::tensor_sums::TensorSums;
+use super::update::Update;
 use crate::config::Unused;
 use crate::model::{Batch, Noise};
 use crate::norm::clip_coefficient;
@@ -68,7 +69,11 @@ impl Engine {
             trail = trail.rotate_left(7) ^ units;
         }
         let mut clock = Instant::now();
-        lock(&self.shared).finish_reductions()?;
+        {
+            let core = &mut *lock(&self.shared);
+            core.finish_reductions()?;
+            core.settle_reductions()?;
+        }
         seconds.stall += lap(&mut clock);
 
         let agreed = self.agree(losses, tokens, trail, &mut seconds)?;
@@ -79,8 +84,6 @@ impl Engine {
 
         clock = Instant::now();
         if !skipped {
-            lock(&self.shared).gather_gradients()?;
-            seconds.stall += lap(&mut clock);
             self.update(&agreed, lr, factor * clip_coefficient(grad_norm, self.options.clip))?;
         }
         lock(&self.shared).end_step();
@@ -125,10 +128,18 @@ impl Engine {
         lock(&self.shared).finish_reductions()?;
         seconds.stall += lap(&mut clock);
         let _span = self.options.trace.span(Lane::Compute, "backward");
-        lock(&self.shared).begin_micro_batch(last);
+        {
+            let core = &mut *lock(&self.shared);
+            core.begin_micro_batch(last);
+            core.begin_backward()?;
+        }
         zf_sys::autograd::backward(&[root], &[None], false)?;
-        lock(&self.shared).end_micro_batch()?;
-        seconds.backward += lap(&mut clock);
+        let core = &mut *lock(&self.shared);
+        core.end_micro_batch()?;
+        core.end_pass()?;
+        let waited = core.residency.take_waited().as_secs_f64();
+        seconds.stall += waited;
+        seconds.backward += lap(&mut clock) - waited;
         Ok((value, trail))
     }
 
@@ -151,18 +162,22 @@ impl Engine {
     fn update(&mut self, agreed: &Agreement, lr: f64, coefficient: f64) -> Result<()> {
         let _span = self.options.trace.span(Lane::Compute, "update");
         let core = &mut *lock(&self.shared);
+        let optimizer = &*self.stages.optimizer;
+        let (hypers, lr, grad_scale) = (&self.hypers, lr, coefficient as f32);
         let mut present = agreed.present.as_slice();
-        for index in 0..core.flats.len() {
-            if !core.flats[index].spec.trainable {
-                continue;
-            }
-            let (mine, rest) = present.split_at(core.flats[index].spec.slots.len());
+        let mut updates = Vec::new();
+        for (index, flat) in core.flats.iter_mut().enumerate().filter(|(_, flat)| flat.spec.trainable) {
+            let (mine, rest) = present.split_at(flat.spec.slots.len());
             present = rest;
-            let all = vec![true; mine.len()];
-            let mine = if self.options.unused == Unused::Zeros { &all } else { mine };
-            let optimizer = &*self.stages.optimizer;
-            update(&mut core.flats[index], optimizer, &self.hypers[index], mine, lr, coefficient as f32)?;
-            core.publish(index)?;
+            let all = self.options.unused == Unused::Zeros;
+            let chosen: Vec<bool> = mine.iter().map(|&seen| seen || all).collect();
+            flat.count(&chosen);
+            updates.push(Update { flat: index, chosen, hypers: &hypers[index], lr, grad_scale });
+        }
+        let sums = TensorSums::gather(core, optimizer, &updates, self.options.exact)?;
+        for update in &updates {
+            update.apply(&core.flats[update.flat], optimizer, &sums)?;
+            core.publish(update.flat)?;
         }
         Ok(())
     }
@@ -204,17 +219,36 @@ impl Engine {
         self.try_evaluate(batches).map_err(|error| self.fail(step, error))
     }
 
+    /// Whether another round of validation batches begins. Where parameters are sharded, ranks without a batch have to
+    /// take part in gathering them, and therefore ask.
+    fn anyone_has(&mut self, one: bool) -> Result<bool> {
+        let core = &mut *lock(&self.shared);
+        if !core.residency.any_sharded() {
+            return Ok(one);
+        }
+        let answers = core.transport.exchange("validation round", vec![u8::from(one)])?;
+        Ok(answers.iter().any(|answer| answer.first() == Some(&1)))
+    }
+
     fn try_evaluate(&mut self, batches: &mut dyn FnMut(usize) -> Result<Option<Batch>>) -> Result<(f64, u64)> {
         let _tag = tag(Category::Activations);
         let _no_grad = tch::no_grad_guard();
         let mut message = Message::default();
         for turn in 0.. {
-            let Some(batch) = batches(turn)? else { break };
+            let batch = batches(turn)?;
+            if !self.anyone_has(batch.is_some())? {
+                break;
+            }
+            let Some(batch) = batch else {
+                lock(&self.shared).walk()?;
+                continue;
+            };
             let noise = Noise { seed: self.options.seed, step: self.step };
             let kind = self.options.dtype.kind();
             let forward = Forward::new(&self.shared, &self.units, noise, kind, self.options.device, false);
             message.losses.push(self.model.loss(&forward, &batch)?.sum.f_double_value(&[])?);
             message.tokens += batch.target_tokens;
+            lock(&self.shared).end_pass()?;
         }
         let answers = lock(&self.shared).transport.exchange("validation", message.to_bytes())?;
         let agreed = Agreement::combine(&answers, true)?;

@@ -1,10 +1,13 @@
 //! Applies the update rule to what this rank owns.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use tch::{Kind, Tensor};
 use zf_sys::storage::{slice, slice_mut};
 
-use super::flat::{FlatState, Segment, narrow};
+use super::flat::{FlatState, Segment};
+use super::tensor_sums::TensorSums;
 use crate::layout::DType;
 use crate::stage::{GroupRule, HostSlice, Hyper, Optimizer, OptimizerBase, Out, TensorSlice};
 use crate::{Error, Result};
@@ -46,37 +49,60 @@ impl GroupRule {
     }
 }
 
-/// Updates the owned segments of one flat. `present` says by slot whether there was a gradient anywhere; `lr` is the
-/// schedule's factor; `grad_scale` unscales and clips.
-pub(crate) fn update(
-    flat: &mut FlatState,
-    optimizer: &dyn Optimizer,
-    hypers: &[SlotHyper],
-    present: &[bool],
-    lr: f64,
-    grad_scale: f32,
-) -> Result<()> {
-    for (count, _) in flat.counts.iter_mut().zip(present).filter(|(_, present)| **present) {
-        *count += 1;
-    }
-    let segments = flat.segments(&flat.owned);
-    for segment in segments.iter().filter(|segment| present[segment.slot]) {
-        let SlotHyper { lr: base, weight_decay } = hypers[segment.slot];
-        let hyper = Hyper { lr: base * lr, weight_decay, count: flat.counts[segment.slot], grad_scale };
-        if flat.params.device().is_cuda() {
-            on_device(flat, segment, optimizer, &hyper)?;
-        } else {
-            on_host(flat, segment, optimizer, &hyper)?;
-        }
-    }
-    Ok(())
+/// The update of one flat in this step.
+pub(crate) struct Update<'a> {
+    /// Index of the flat.
+    pub(crate) flat: usize,
+    /// By slot: whether it is updated.
+    pub(crate) chosen: Vec<bool>,
+    /// By slot.
+    pub(crate) hypers: &'a [SlotHyper],
+    /// The schedule's factor.
+    pub(crate) lr: f64,
+    /// Unscales and clips.
+    pub(crate) grad_scale: f32,
 }
 
-fn on_host(flat: &FlatState, segment: &Segment, optimizer: &dyn Optimizer, hyper: &Hyper) -> Result<()> {
+impl Update<'_> {
+    /// The parts within `ranges` of the parameters that are updated.
+    pub(crate) fn segments(&self, flat: &FlatState, ranges: &[Range<usize>]) -> Vec<Segment> {
+        let mut segments = flat.segments(ranges);
+        segments.retain(|segment| self.chosen[segment.slot]);
+        segments
+    }
+
+    /// The numbers for one parameter, whose updates were counted.
+    pub(crate) fn hyper(&self, flat: &FlatState, slot: usize) -> Hyper {
+        let SlotHyper { lr, weight_decay } = self.hypers[slot];
+        Hyper { lr: lr * self.lr, weight_decay, count: flat.counts[slot], grad_scale: self.grad_scale }
+    }
+
+    /// Applies the rule to what this rank owns.
+    pub(crate) fn apply(&self, flat: &FlatState, optimizer: &dyn Optimizer, sums: &TensorSums) -> Result<()> {
+        for segment in self.segments(flat, &flat.owned) {
+            let hyper = self.hyper(flat, segment.slot);
+            let sums = sums.of(self.flat, segment.slot);
+            if flat.home.device().is_cuda() {
+                on_device(flat, &segment, optimizer, &hyper, sums)?;
+            } else {
+                on_host(flat, &segment, sums, &mut |slice| optimizer.apply(slice, &hyper))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Hands the rule a range in host memory.
+pub(crate) fn on_host(
+    flat: &FlatState,
+    segment: &Segment,
+    sums: &[f64],
+    rule: &mut dyn FnMut(&mut HostSlice<'_>) -> Result<()>,
+) -> Result<()> {
     let master = flat.master(&segment.range)?;
     let grad = flat.grad(&segment.range)?.f_to_kind(Kind::Float)?;
     let states = states(flat, segment)?;
-    let rounded = narrow(&flat.params, segment.range.clone())?;
+    let rounded = flat.param(&segment.range)?;
     // SAFETY: master, states and rounded parameter are different memory (the rounded parameter is only used where the
     // master is a buffer of its own), owned by this rank, and between the last backward and the next forward nothing
     // else reads or writes them: collectives on them are issued after the update and waited for before the next one.
@@ -91,28 +117,34 @@ fn on_host(flat: &FlatState, segment: &Segment, optimizer: &dyn Optimizer, hyper
                 DType::Float16 => Out::F16(slice_mut::<f16>(&rounded)?),
                 DType::Float32 => Out::None,
             },
-            sums: &[],
+            sums,
             shape: &flat.spec.slots[segment.slot].shape,
         }
     };
-    optimizer.apply(&mut slice, hyper)
+    rule(&mut slice)
 }
 
-fn on_device(flat: &FlatState, segment: &Segment, optimizer: &dyn Optimizer, hyper: &Hyper) -> Result<()> {
-    let rounded = flat.has_master().then(|| narrow(&flat.params, segment.range.clone())).transpose()?;
+fn on_device(
+    flat: &FlatState,
+    segment: &Segment,
+    optimizer: &dyn Optimizer,
+    hyper: &Hyper,
+    sums: &[f64],
+) -> Result<()> {
+    let rounded = flat.has_master().then(|| flat.param(&segment.range)).transpose()?;
     let slice = TensorSlice {
         master: &flat.master(&segment.range)?,
         grad: &flat.grad(&segment.range)?.f_to_kind(Kind::Float)?,
         state: &states(flat, segment)?,
         out: rounded.as_ref(),
-        sums: &[],
+        sums,
         shape: &flat.spec.slots[segment.slot].shape,
     };
     tch::no_grad(|| optimizer.apply_tensor(&slice, hyper))
 }
 
 fn states(flat: &FlatState, segment: &Segment) -> Result<Vec<Tensor>> {
-    flat.states.iter().map(|state| narrow(state, segment.local.clone())).collect()
+    (0..flat.states.len()).map(|index| flat.state(index, &segment.range)).collect()
 }
 
 /// Refuses groups that match no parameter: a setting without effect is an error.

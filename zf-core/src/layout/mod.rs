@@ -9,7 +9,7 @@ pub use placement::{Owner, Placement};
 use serde::{Deserialize, Serialize};
 
 use crate::mesh::Mesh;
-use crate::model::UnitSpec;
+use crate::model::{ParamSpec, UnitSpec};
 use crate::{Error, Result};
 
 /// Type of parameters and activations.
@@ -113,7 +113,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Packs `units` into flat buffers of `dtype`, each padded to a multiple of `multiple` elements, and asks `place`
+    /// Packs `units` into flat buffers of `dtype` (or of a parameter's own type), each padded to a multiple of `multiple` elements, and asks `place`
     /// for the owners (parameters, gradients, optimizer states) of a buffer of a given padded size.
     ///
     /// # Errors
@@ -137,10 +137,20 @@ impl Layout {
                 }
             }
             let mut flats = Vec::new();
-            for trainable in [true, false] {
+            let type_of = |spec: &ParamSpec| spec.dtype.unwrap_or(dtype);
+            let mut kinds: Vec<(bool, DType)> = unit.params.iter().map(|p| (p.trainable, type_of(p))).collect();
+            // Trained before frozen, types in the order of their first parameter.
+            kinds.sort_by_key(|(trainable, _)| !trainable);
+            let mut done = Vec::new();
+            for (trainable, dtype) in kinds {
+                if done.contains(&(trainable, dtype)) {
+                    continue;
+                }
+                done.push((trainable, dtype));
                 let mut slots = Vec::new();
                 let mut offset = 0usize;
-                for (index, spec) in unit.params.iter().enumerate().filter(|(_, p)| p.trainable == trainable) {
+                let of_kind = |p: &ParamSpec| p.trainable == trainable && type_of(p) == dtype;
+                for (index, spec) in unit.params.iter().enumerate().filter(|(_, p)| of_kind(p)) {
                     if spec.shape.iter().any(|&d| d < 0) {
                         return Err(Error::Engine(format!("parameter `{}` has shape {:?}", spec.name, spec.shape)));
                     }
@@ -154,9 +164,6 @@ impl Layout {
                         index,
                     });
                     offset += spec.numel();
-                }
-                if slots.is_empty() {
-                    continue;
                 }
                 let numel = offset.div_ceil(multiple.max(1)) * multiple.max(1);
                 let [params, grads, optim] = place(unit, numel)?;

@@ -62,7 +62,15 @@ impl Placement {
         if next != numel {
             return Err(Error::Engine(format!("owners cover {next} of {numel} elements")));
         }
-        Ok(Self { group, owners })
+        // Neighbours of one owner are one range, so that a range within what a rank holds lies within one of its ranges.
+        let mut merged: Vec<Owner> = Vec::with_capacity(owners.len());
+        for owner in owners.into_iter().filter(|owner| owner.start < owner.end) {
+            match merged.last_mut().filter(|last| last.member == owner.member) {
+                Some(last) => last.end = owner.end,
+                None => merged.push(owner),
+            }
+        }
+        Ok(Self { group, owners: merged })
     }
 
     /// Ranks in a group.
