@@ -54,7 +54,6 @@ fn wrong_settings_are_named() {
     for (text, expected) in [
         ("stage = 4", "must be 0, 1, 2 or 3, found 4"),
         ("stage = -1", "stage"),
-        ("stage = 2", "stage 2 is not in this version"),
         ("stage = 1\nscope = { p = 1, g = 1, o = 1 }", "give one of them"),
         ("scope = { p = 1, g = 1 }", "missing key `scope.o`"),
         ("scope = { p = 0, g = 1, o = 1 }", "a number of ranks from 1 on"),
@@ -62,7 +61,12 @@ fn wrong_settings_are_named() {
         ("bucket = 0", "must be at least 1 byte"),
         ("bucket = \"25\u{b5}B\"", "expected a size such as"),
         ("bucket = -5", "a number of bytes or a size"),
-        ("prefetch = 1", "prefetch"),
+        ("prefetch = -1", "prefetch"),
+        ("prefetched = 1", "did you mean `prefetch`"),
+        ("max_live_units = 0", "must be at least 1, the unit that computes, found 0"),
+        ("persist_below = \"all\"", "persist_below"),
+        ("reshard_after_forward = 0", "true, false, a number of ranks from 1 on, or \"node\""),
+        ("reshard_after_forward = \"world\"", "or \"node\""),
     ] {
         let table: toml::Table = format!("kind = \"zero\"\n{text}").parse().unwrap();
         let Err(error) = registry.build::<slots::Partition>(&table, &BuildContext::default()) else {

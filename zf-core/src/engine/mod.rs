@@ -114,7 +114,8 @@ impl Engine {
         let units = unit_params(&layout, &specs, &flats);
         let scaler =
             (options.dtype == DType::Float16).then(|| LossScaler::new(options.loss_scale.clone())).transpose()?;
-        let core = Core::new(layout, transport, flats, plan, stages.partitioner.transfers().bucket_bytes, options.trace.clone());
+        let bucket = stages.partitioner.transfers(&mesh).bucket_bytes;
+        let core = Core::new(layout, transport, flats, plan, bucket, options.trace.clone());
         let shared = Arc::new(Mutex::new(core));
         install_hooks(&shared)?;
         Ok(Self {
