@@ -2,7 +2,7 @@
 
 use zf_core::registry::{BuildContext, Registry};
 use zf_core::slots;
-use zf_partition::{ByteSize, Scope, ZeroConfig};
+use zf_partition::{ByteSize, ReshardAfterForward, Scope, ZeroConfig};
 
 fn check(text: &str, expected: &ZeroConfig) {
     let found: ZeroConfig = toml::from_str(text).unwrap();
@@ -16,6 +16,22 @@ fn settings() {
     check("", &ZeroConfig::default());
     check("stage = 3", &ZeroConfig::stage(3));
     check("stage = 0\nbucket = 1024", &ZeroConfig { bucket: ByteSize(1024), ..ZeroConfig::stage(0) });
+    let text = "stage = 3\nprefetch = 0\npersist_below = 1000\nmax_live_units = 4\nreshard_after_forward = ";
+    for (value, reshard) in [
+        ("true", ReshardAfterForward::Free),
+        ("false", ReshardAfterForward::Keep),
+        ("4", ReshardAfterForward::Ranks(4)),
+        ("\"node\"", ReshardAfterForward::Node),
+    ] {
+        let expected = ZeroConfig {
+            prefetch: 0,
+            persist_below: 1000,
+            max_live_units: 4,
+            reshard_after_forward: reshard,
+            ..ZeroConfig::stage(3)
+        };
+        check(&format!("{text}{value}"), &expected);
+    }
     let found: ZeroConfig =
         toml::from_str("scope = { p = 1, g = \"node\", o = \"world\" }\nbucket = \"1MiB\"").unwrap();
     let scope = found.scope.unwrap();
