@@ -1,16 +1,27 @@
 //! Compiles the C++ shim against the libtorch that `LIBTORCH` names (set by `.cargo/config.toml`).
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const SOURCES: [&str; 5] = ["heap.cpp", "autograd.cpp", "checkpoint.cpp", "storage.cpp", "runtime.cpp"];
-const HEADERS: [&str; 1] = ["shim.h"];
+const HEADERS: [&str; 3] = ["shim.h", "arena.h", "heap.h"];
+
+/// Compiled apart, with defines of its own and the part of Gloo's headers that c10d's need.
+const C10D: [&str; 6] = [
+    "c10d.cpp",
+    "gloo/algorithm.h",
+    "gloo/common/error.h",
+    "gloo/context.h",
+    "gloo/rendezvous/store.h",
+    "gloo/transport/device.h",
+];
 
 fn main() -> ExitCode {
     println!("cargo:rerun-if-env-changed=LIBTORCH");
     println!("cargo:rerun-if-env-changed=LIBTORCH_INCLUDE");
-    for file in SOURCES.iter().chain(&HEADERS) {
+    println!("cargo:rerun-if-env-changed=ZF_CUDA_INCLUDE");
+    for file in SOURCES.iter().chain(&HEADERS).chain(&C10D) {
         println!("cargo:rerun-if-changed=src/shim/{file}");
     }
 
@@ -25,16 +36,35 @@ fn main() -> ExitCode {
         return refuse(&format!("{} holds no ATen/ATen.h; fetch libtorch first", include.display()));
     }
 
+    let shim = SOURCES.iter().map(|file| format!("src/shim/{file}"));
+    if let Err(error) = compiler(&include).files(shim).try_compile("zf_shim") {
+        return refuse(&format!("compiling the libtorch shim failed: {error}"));
+    }
+    let mut c10d = compiler(&include);
+    c10d.define("USE_DISTRIBUTED", None).define("USE_C10D_GLOO", None).include("src/shim");
+    if env::var_os("CARGO_FEATURE_NCCL").is_some() {
+        let Some(folders) = env::var_os("ZF_CUDA_INCLUDE") else {
+            return refuse("the feature `nccl` needs ZF_CUDA_INCLUDE: the folders of CUDA's and NCCL's headers, see README.md");
+        };
+        c10d.define("USE_C10D_NCCL", None).define("ZF_NCCL", None);
+        for folder in env::split_paths(&folders) {
+            c10d.flag("-isystem").flag(folder);
+        }
+    }
+    if let Err(error) = c10d.file("src/shim/c10d.cpp").try_compile("zf_c10d") {
+        return refuse(&format!("compiling the shim over c10d failed: {error}"));
+    }
+    ExitCode::SUCCESS
+}
+
+fn compiler(include: &Path) -> cc::Build {
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").flag("-Wall").flag("-Wextra").flag("-fvisibility=hidden");
     // System includes: libtorch's own headers are not held to our warnings.
-    for folder in [include.clone(), include.join("torch/csrc/api/include")] {
+    for folder in [include.to_path_buf(), include.join("torch/csrc/api/include")] {
         build.flag("-isystem").flag(folder);
     }
-    if let Err(error) = build.files(SOURCES.iter().map(|file| format!("src/shim/{file}"))).try_compile("zf_shim") {
-        return refuse(&format!("compiling the libtorch shim failed: {error}"));
-    }
-    ExitCode::SUCCESS
+    build
 }
 
 fn refuse(message: &str) -> ExitCode {

@@ -11,3 +11,45 @@ zf_core::register_preset!(
     "ZeRO stage 1: optimizer states and masters split over the ranks",
     "[partition]\nkind = \"zero\"\nstage = 1"
 );
+
+zf_core::register_preset!(
+    "zero-2",
+    "ZeRO stage 2: optimizer states, masters and gradients split over the ranks",
+    "[partition]\nkind = \"zero\"\nstage = 2"
+);
+
+zf_core::register_preset!(
+    "zero-3",
+    "ZeRO stage 3: optimizer states, masters, gradients and parameters split over the ranks",
+    "[partition]\nkind = \"zero\"\nstage = 3"
+);
+
+zf_core::register_preset!(
+    "fsdp",
+    "fully sharded data parallelism: everything split over all ranks, which is ZeRO stage 3 written as scopes",
+    "[partition]\nkind = \"zero\"\nscope = { p = \"world\", g = \"world\", o = \"world\" }"
+);
+
+zf_core::register_preset!(
+    "hsdp",
+    "hybrid sharding: everything split over the ranks of a node, each node a replica (needs transport.ranks_per_node)",
+    "[partition]\nkind = \"zero\"\nscope = { p = \"node\", g = \"node\", o = \"node\" }"
+);
+
+// Zhang et al., "MiCS: Near-linear Scaling for Training Gigantic Model on Public Cloud", 2022, section 3: the smallest group
+// that holds the model is the partition group. Its two-hop reduction (section 3.3) is how any scope below the world reduces.
+zf_core::register_preset!(
+    "mics",
+    "MiCS: everything split over a small group of near ranks, here a node, and replicated over the groups; the same as hsdp",
+    "[partition]\nkind = \"zero\"\nscope = { p = \"node\", g = \"node\", o = \"node\" }"
+);
+
+// Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, section 3.2, keeps a
+// second copy inside each node for backward alone, and gathers across nodes in forward.
+zf_core::register_preset!(
+    "hpz",
+    "parameters split over a node and gathered inside it in forward and backward; gradients and optimizer states split over \
+     all ranks, updates sent across nodes once a step (ZeRO++ gathers across nodes in forward and keeps a node's copy for \
+     backward only: zero-3 with reshard_after_forward = \"node\")",
+    "[partition]\nkind = \"zero\"\nscope = { p = \"node\", g = \"world\", o = \"world\" }"
+);

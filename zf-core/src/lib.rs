@@ -16,6 +16,7 @@ pub mod loss_scale;
 pub mod mesh;
 pub mod model;
 pub mod norm;
+pub mod plan;
 pub mod random;
 pub mod record;
 pub mod registry;

@@ -1,12 +1,13 @@
 //! Partitioners of zenflow-rs: which rank owns which part of parameters, gradients and optimizer states.
 //!
 //! A partitioner is a pure function from parameter shapes and mesh to a [`zf_core::layout::Layout`]: integers and names,
-//! no tensors. There is one so far, `zero`: ZeRO's stages and other scopes of even shards.
+//! no tensors. There is one, `zero`: ZeRO's stages (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+//! Parameter Models", 2020, section 5), FSDP, hybrid sharding, MiCS, hpZ, and every other choice of three [`Scopes`].
 //!
 //! # Limitations
 //!
-//! Stages 0 and 1. Stages 2 and 3 and scopes over a part of the ranks are read and checked, then refused, because the
-//! engine cannot run them yet.
+//! * Groups are consecutive ranks of the data axis, each size dividing the next larger.
+//! * Shards are equal, so ranks of unequal memory are used as far as the smallest.
 //!
 //! # Example
 //!
@@ -30,9 +31,12 @@
 //! ```
 
 mod bytes;
+mod nest;
+mod reshard;
 mod scope;
 mod zero;
 
 pub use bytes::{ByteSize, ByteSizeError};
+pub use reshard::ReshardAfterForward;
 pub use scope::{Scope, Scopes, Sizes};
 pub use zero::{Zero, ZeroConfig};

@@ -16,7 +16,7 @@ pub enum Scope {
     Ranks(usize),
     /// All ranks of the data axis.
     World,
-    /// The ranks of one machine.
+    /// The ranks of one machine ([`Mesh::node`]).
     Node,
 }
 
@@ -85,6 +85,10 @@ impl JsonSchema for Scope {
 }
 
 /// The three scopes of a strategy.
+///
+/// Examples: FSDP (Zhao et al., "PyTorch FSDP", 2023) is `world` three times; MiCS (Zhang et al., "MiCS: Near-linear
+/// Scaling for Training Gigantic Model on Public Cloud", 2022, section 3) and FSDP's hybrid sharding are `node` three times,
+/// each node a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Scopes {
@@ -121,19 +125,17 @@ impl Scopes {
     /// divides the next larger.
     ///
     /// # Errors
-    /// Sizes that break the rule, all of them named; `node`, since the ranks of a node are not known in this version.
+    /// Sizes that break the rule, all of them named.
     pub fn sizes(&self, mesh: &Mesh) -> Result<Sizes> {
         let data = mesh.size("data");
-        let size = |scope: Scope, which: &str| match scope {
-            Scope::Ranks(n) => Ok(n),
-            Scope::World => Ok(data),
-            Scope::Node => Err(Error::Config(format!(
-                "partition.scope.{which} = \"node\": the ranks of a node are not known in this version; give their number"
-            ))),
+        let size = |scope: Scope| match scope {
+            Scope::Ranks(n) => n,
+            Scope::World => data,
+            Scope::Node => mesh.node(),
         };
-        let sizes = Sizes { p: size(self.p, "p")?, g: size(self.g, "g")?, o: size(self.o, "o")? };
+        let sizes = Sizes { p: size(self.p), g: size(self.g), o: size(self.o) };
         let Sizes { p, g, o } = sizes;
-        let found = format!("found o = {o}, g = {g}, p = {p} on {data} data-parallel ranks");
+        let found = format!("found o = {o}, g = {g}, p = {p} on {data} data-parallel ranks, {} a node", mesh.node());
         for (which, n) in [("o", o), ("g", g), ("p", p)] {
             if n == 0 || !data.is_multiple_of(n) {
                 return Err(Error::Config(format!(

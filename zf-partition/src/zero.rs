@@ -4,23 +4,25 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use zf_core::Result;
 use zf_core::layout::{DType, Layout, Placement};
 use zf_core::mesh::Mesh;
-use zf_core::model::UnitSpec;
+use zf_core::model::{ParamSpec, UnitSpec};
 use zf_core::registry::{Build, BuildContext, setting};
 use zf_core::slots;
-use zf_core::stage::{Needs, Partitioner, Transfers};
-use zf_core::{Error, Result};
+use zf_core::stage::{Needs, Partitioner, Reshard, Transfers};
 
 use crate::bytes::ByteSize;
-use crate::scope::{Scopes, Sizes};
+use crate::nest;
+use crate::reshard::ReshardAfterForward;
+use crate::scope::{Scope, Scopes};
 
-/// Settings of the partitioner `zero`: a ZeRO stage, or the three scopes that a stage stands for.
+/// Settings of the partitioner `zero`: a ZeRO stage, or the three scopes that a stage stands for, and how tensors travel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ZeroConfig {
     /// ZeRO stage: 0 splits nothing, 1 the optimizer states, 2 also the gradients, 3 also the parameters. 1 where neither
-    /// this nor `scope` is given. Stages 2 and 3 are not in this version.
+    /// this nor `scope` is given.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 3))]
     pub stage: Option<u8>,
@@ -28,13 +30,33 @@ pub struct ZeroConfig {
     /// each 1, "world", "node" or a number. size(o) >= size(g) >= size(p), each dividing the next and the ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scope: Option<Scopes>,
-    /// Size of a reduction bucket, in bytes of the gradient's type. Changes neither ownership nor bits.
+    /// Size of a bucket, in bytes of the travelling type. Changes neither ownership nor bits.
     pub bucket: ByteSize,
+    /// Where parameters are split: units gathered ahead of the one that computes; 0 gathers each when it is needed.
+    /// Never more than `max_live_units` leaves room for.
+    pub prefetch: usize,
+    /// Where parameters are split: units of fewer elements, all parameters of the unit together, keep theirs whole on
+    /// every rank (their gradients and optimizer states are split all the same). 0 splits all.
+    pub persist_below: usize,
+    /// Where parameters are split: units gathered at once at most, at least 1.
+    #[schemars(range(min = 1))]
+    pub max_live_units: usize,
+    /// Where parameters are split: whether they are freed after forward and gathered again for backward (`true`), stay
+    /// (`false`), or stay split over fewer ranks, "node" or a number that divides size(p).
+    pub reshard_after_forward: ReshardAfterForward,
 }
 
 impl Default for ZeroConfig {
     fn default() -> Self {
-        Self { stage: None, scope: None, bucket: ByteSize(25_000_000) }
+        Self {
+            stage: None,
+            scope: None,
+            bucket: ByteSize(25_000_000),
+            prefetch: 1,
+            persist_below: 0,
+            max_live_units: 2,
+            reshard_after_forward: ReshardAfterForward::Free,
+        }
     }
 }
 
@@ -44,10 +66,15 @@ impl ZeroConfig {
         Self { stage: Some(stage), ..Self::default() }
     }
 
+    /// Scopes with default settings.
+    pub fn scope(scope: Scopes) -> Self {
+        Self { scope: Some(scope), ..Self::default() }
+    }
+
     /// The partitioner.
     ///
     /// # Errors
-    /// Both stage and scope, a stage that does not exist or is not in this version, a bucket of no bytes. Errors carry the
+    /// Both stage and scope, a stage that does not exist, a bucket of no bytes, no unit that may be live. Errors carry the
     /// key, for the run file's line.
     pub fn partitioner(&self) -> anyhow::Result<Zero> {
         let scopes = match (self.stage, self.scope) {
@@ -61,20 +88,49 @@ impl ZeroConfig {
                     .ok_or_else(|| setting("stage", format!("must be 0, 1, 2 or 3, found {stage}")))?
             }
         };
-        if let Some(stage @ (2 | 3)) = self.stage {
-            return Err(setting("stage", format!("stage {stage} is not in this version; use 0 or 1")));
-        }
         let bucket = usize::try_from(self.bucket.0).unwrap_or(usize::MAX);
         if bucket == 0 {
             return Err(setting("bucket", "must be at least 1 byte, found 0"));
         }
-        Ok(Zero { scopes, bucket })
+        if self.max_live_units == 0 {
+            return Err(setting("max_live_units", "must be at least 1, the unit that computes, found 0"));
+        }
+        Ok(Zero {
+            scopes,
+            persist_below: self.persist_below,
+            transfers: Transfers {
+                bucket_bytes: bucket,
+                prefetch: self.prefetch,
+                max_live_units: self.max_live_units,
+                reshard: Reshard::Shard,
+            },
+            reshard: self.reshard_after_forward,
+        })
+    }
+
+    /// The keys that were changed although every rank holds all parameters, so that they do nothing.
+    fn idle(&self, scopes: &Scopes) -> Vec<&'static str> {
+        let plain = Self::default();
+        let changed = [
+            ("prefetch", self.prefetch != plain.prefetch),
+            ("persist_below", self.persist_below != plain.persist_below),
+            ("max_live_units", self.max_live_units != plain.max_live_units),
+            ("reshard_after_forward", self.reshard_after_forward != plain.reshard_after_forward),
+        ];
+        let idle = changed.into_iter().filter(|(_, changed)| *changed && scopes.p == Scope::Ranks(1));
+        idle.map(|(key, _)| key).collect()
     }
 }
 
 impl Build<slots::Partition> for ZeroConfig {
     fn build(self, _: &BuildContext) -> anyhow::Result<Arc<dyn Partitioner>> {
-        Ok(Arc::new(self.partitioner()?))
+        let zero = self.partitioner()?;
+        for key in self.idle(&zero.scopes) {
+            tracing::warn!(
+                "partition.{key} has no effect: every rank holds all parameters (stages 0 to 2, or scope p = 1)"
+            );
+        }
+        Ok(Arc::new(zero))
     }
 }
 
@@ -82,7 +138,7 @@ zf_core::register!(
     slots::Partition,
     "zero",
     ZeroConfig,
-    "ZeRO: optimizer states (stage 1) split evenly over the ranks, or nothing (stage 0)",
+    "ZeRO: optimizer states (stage 1), gradients (2) and parameters (3) split evenly over the ranks, or over groups of them",
     "stage = 1"
 );
 
@@ -90,43 +146,39 @@ zf_core::register!(
 #[derive(Debug, Clone, PartialEq)]
 pub struct Zero {
     scopes: Scopes,
-    bucket: usize,
+    persist_below: usize,
+    transfers: Transfers,
+    reshard: ReshardAfterForward,
 }
 
 /// Elements that a shard is a multiple of: 64 bytes of float32.
 const ALIGNMENT: usize = 16;
 
 impl Partitioner for Zero {
+    /// Shards are equal, and what a rank updates lies within what it reduces, and that within what it holds. Under
+    /// [`Needs::Matrices`] trained parameters are whole instead, balanced over the ranks by size.
+    ///
     /// Every flat buffer is padded to a multiple of 16 elements a rank, whatever the scopes: so a float32 shard starts at
     /// a multiple of 64 bytes (a cache line, libtorch's own alignment, and one AVX-512 vector), two ranks never write the
     /// same cache line, and stages with the same number of ranks share one layout, padding included.
-    fn layout(&self, units: &[UnitSpec], dtype: DType, mesh: &Mesh, _needs: Needs) -> Result<Layout> {
+    fn layout(&self, units: &[UnitSpec], dtype: DType, mesh: &Mesh, needs: Needs) -> Result<Layout> {
         let sizes = self.scopes.sizes(mesh)?;
-        supported(&sizes, mesh)?;
-        let place = |numel: usize, size: usize| {
-            if size == 1 { Ok(Placement::replicated(numel)) } else { Placement::even(numel, size) }
-        };
+        self.reshard.resolve(sizes.p, mesh)?;
         let multiple = mesh.size("data") * ALIGNMENT;
-        Layout::pack(units, dtype, mesh, multiple, |_, numel| {
-            Ok([place(numel, sizes.p)?, place(numel, sizes.g)?, place(numel, sizes.o)?])
-        })
+        let mut layout = Layout::pack(units, dtype, mesh, multiple, |unit, numel| {
+            let [params, grads, optim] = nest::even(numel, sizes)?;
+            let stays = unit.params.iter().map(ParamSpec::numel).sum::<usize>() < self.persist_below;
+            Ok([if stays { Placement::replicated(numel) } else { params }, grads, optim])
+        })?;
+        if needs == Needs::Matrices {
+            nest::whole(&mut layout, sizes)?;
+        }
+        Ok(layout)
     }
 
-    fn transfers(&self) -> Transfers {
-        Transfers { bucket_bytes: self.bucket, ..Transfers::default() }
+    fn transfers(&self, mesh: &Mesh) -> Transfers {
+        let resolved = self.scopes.sizes(mesh).and_then(|sizes| self.reshard.resolve(sizes.p, mesh));
+        // A mesh that `layout` refuses has no transfers.
+        Transfers { reshard: resolved.unwrap_or(Reshard::Shard), ..self.transfers }
     }
-}
-
-/// The one place that knows what the engine cannot do yet: split parameters or gradients, and split optimizer states over
-/// a part of the ranks.
-fn supported(sizes: &Sizes, mesh: &Mesh) -> Result<()> {
-    let data = mesh.size("data");
-    let Sizes { p, g, o } = *sizes;
-    if p == 1 && g == 1 && (o == 1 || o == data) {
-        return Ok(());
-    }
-    Err(Error::Config(format!(
-        "partition.scope: this version splits optimizer states over all ranks or not at all, and neither gradients nor \
-         parameters: use p = 1, g = 1 and o = 1 or \"world\"; found p = {p}, g = {g}, o = {o} on {data} data-parallel ranks"
-    )))
 }

@@ -1,43 +1,16 @@
 //! What holds for every layout of the partitioner `zero`.
 
+mod common;
+
 use std::collections::BTreeSet;
 
+use common::{layout, units};
 use proptest::prelude::*;
-use zf_core::layout::{DType, Layout, Placement};
+use zf_core::layout::{DType, Placement};
 use zf_core::mesh::Mesh;
 use zf_core::model::{Init, ParamSpec, UnitSpec};
 use zf_core::stage::{Needs, Partitioner};
 use zf_partition::{ByteSize, Scope, Scopes, ZeroConfig};
-
-/// Shape, whether it is trained, whether it is tied.
-type Param = (Vec<i64>, bool, bool);
-
-/// Units of parameters with 0 to 3 dimensions, some of them empty, frozen or tied.
-fn units() -> impl Strategy<Value = Vec<UnitSpec>> {
-    let param = (prop::collection::vec(0i64..9, 0..4), prop::bool::weighted(0.8), any::<bool>());
-    let unit = (prop::collection::vec(param, 0..6), any::<bool>());
-    prop::collection::vec(unit, 0..5).prop_map(|units| {
-        let unit = |(u, (params, root)): (usize, (Vec<Param>, bool))| UnitSpec {
-            name: format!("unit{u}"),
-            root,
-            params: params
-                .into_iter()
-                .enumerate()
-                .map(|(p, (shape, trainable, tied))| {
-                    let name = format!("unit{u}.p{p}");
-                    let mut spec = ParamSpec::new(&name, &shape, Init::Zeros);
-                    spec.trainable = trainable;
-                    if tied { spec.alias(format!("{name}.tied")) } else { spec }
-                })
-                .collect(),
-        };
-        units.into_iter().enumerate().map(unit).collect()
-    })
-}
-
-fn layout(config: &ZeroConfig, units: &[UnitSpec], ranks: usize) -> Layout {
-    config.partitioner().unwrap().layout(units, DType::Bfloat16, &Mesh::data(ranks).unwrap(), Needs::Elements).unwrap()
-}
 
 /// Every element is owned by exactly one member of each group.
 fn check_placement(placement: &Placement, numel: usize, group: usize) {
@@ -57,14 +30,14 @@ proptest! {
 
     #[test]
     fn every_element_is_owned_once_and_every_parameter_has_its_place(
-        units in units(), ranks in 1usize..9, stage in 0u8..2,
+        units in units(), ranks in 1usize..9, stage in 0u8..4,
     ) {
         let layout = layout(&ZeroConfig::stage(stage), &units, ranks);
         prop_assert_eq!(layout.units.len(), units.len());
         for flat in &layout.flats {
-            check_placement(&flat.params, flat.numel, 1);
-            check_placement(&flat.grads, flat.numel, 1);
-            check_placement(&flat.optim, flat.numel, if stage == 0 { 1 } else { ranks });
+            for (placement, from) in [(&flat.params, 3), (&flat.grads, 2), (&flat.optim, 1)] {
+                check_placement(placement, flat.numel, if stage >= from { ranks } else { 1 });
+            }
             prop_assert!(flat.numel.is_multiple_of(16 * ranks));
             prop_assert!(flat.numel - flat.used() < 16 * ranks, "no more padding than needed");
             let mut next = 0;
@@ -87,7 +60,7 @@ proptest! {
     fn pure_and_independent_of_the_bucket(units in units(), ranks in 1usize..9, bucket in 1u64..1_000_000) {
         let first = layout(&ZeroConfig::stage(1), &units, ranks);
         let config = ZeroConfig { bucket: ByteSize(bucket), ..ZeroConfig::stage(1) };
-        prop_assert_eq!(config.partitioner().unwrap().transfers().bucket_bytes as u64, bucket);
+        prop_assert_eq!(config.partitioner().unwrap().transfers(&Mesh::data(ranks).unwrap()).bucket_bytes as u64, bucket);
         prop_assert_eq!(&first, &layout(&config, &units, ranks));
         // The stage changes owners, not places.
         let other = layout(&ZeroConfig::stage(0), &units, ranks);
@@ -123,7 +96,8 @@ fn repeated_names_are_refused() {
     let mut units = one("a", &[2]);
     units.extend(one("a", &[2]));
     let zero = ZeroConfig::stage(0).partitioner().unwrap();
-    let message = zero.layout(&units, DType::Float32, &Mesh::data(1).unwrap(), Needs::Elements).unwrap_err().to_string();
+    let message =
+        zero.layout(&units, DType::Float32, &Mesh::data(1).unwrap(), Needs::Elements).unwrap_err().to_string();
     assert!(message.contains("parameter `a` appears twice"), "{message}");
 }
 
@@ -152,25 +126,8 @@ fn sizes_that_break_the_rule_are_refused() {
     ] {
         let message = scopes.sizes(&mesh).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
-        assert!(message.ends_with("on 12 data-parallel ranks"), "{message}");
+        assert!(message.ends_with("on 12 data-parallel ranks, 12 a node"), "{message}");
     }
-    let node = Scopes { o: Scope::Node, ..ranks(1, 1, 1) };
-    assert!(node.sizes(&mesh).unwrap_err().to_string().contains("ranks of a node are not known"));
     let sizes = Scopes { o: Scope::World, ..ranks(2, 6, 1) }.sizes(&mesh).unwrap();
     assert_eq!((sizes.p, sizes.g, sizes.o), (2, 6, 12));
-}
-
-#[test]
-fn what_this_version_lacks_is_said() {
-    for stage in [2, 3] {
-        let message = ZeroConfig::stage(stage).partitioner().unwrap_err().to_string();
-        assert_eq!(message, format!("`stage`: stage {stage} is not in this version; use 0 or 1"));
-    }
-    for (p, g, o) in [(1, 1, 2), (1, 4, 4), (4, 4, 4)] {
-        let scope = Scopes { p: Scope::Ranks(p), g: Scope::Ranks(g), o: Scope::Ranks(o) };
-        let zero = ZeroConfig { scope: Some(scope), ..ZeroConfig::default() }.partitioner().unwrap();
-        let error = zero.layout(&one("a", &[2]), DType::Float32, &Mesh::data(4).unwrap(), Needs::Elements).unwrap_err();
-        assert_eq!(error.exit_code(), 2);
-        assert!(error.to_string().contains(&format!("found p = {p}, g = {g}, o = {o} on 4")), "{error}");
-    }
 }

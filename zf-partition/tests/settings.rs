@@ -2,7 +2,7 @@
 
 use zf_core::registry::{BuildContext, Registry};
 use zf_core::slots;
-use zf_partition::{ByteSize, Scope, ZeroConfig};
+use zf_partition::{ByteSize, ReshardAfterForward, Scope, ZeroConfig};
 
 fn check(text: &str, expected: &ZeroConfig) {
     let found: ZeroConfig = toml::from_str(text).unwrap();
@@ -16,6 +16,22 @@ fn settings() {
     check("", &ZeroConfig::default());
     check("stage = 3", &ZeroConfig::stage(3));
     check("stage = 0\nbucket = 1024", &ZeroConfig { bucket: ByteSize(1024), ..ZeroConfig::stage(0) });
+    let text = "stage = 3\nprefetch = 0\npersist_below = 1000\nmax_live_units = 4\nreshard_after_forward = ";
+    for (value, reshard) in [
+        ("true", ReshardAfterForward::Free),
+        ("false", ReshardAfterForward::Keep),
+        ("4", ReshardAfterForward::Ranks(4)),
+        ("\"node\"", ReshardAfterForward::Node),
+    ] {
+        let expected = ZeroConfig {
+            prefetch: 0,
+            persist_below: 1000,
+            max_live_units: 4,
+            reshard_after_forward: reshard,
+            ..ZeroConfig::stage(3)
+        };
+        check(&format!("{text}{value}"), &expected);
+    }
     let found: ZeroConfig =
         toml::from_str("scope = { p = 1, g = \"node\", o = \"world\" }\nbucket = \"1MiB\"").unwrap();
     let scope = found.scope.unwrap();
@@ -54,7 +70,6 @@ fn wrong_settings_are_named() {
     for (text, expected) in [
         ("stage = 4", "must be 0, 1, 2 or 3, found 4"),
         ("stage = -1", "stage"),
-        ("stage = 2", "stage 2 is not in this version"),
         ("stage = 1\nscope = { p = 1, g = 1, o = 1 }", "give one of them"),
         ("scope = { p = 1, g = 1 }", "missing key `scope.o`"),
         ("scope = { p = 0, g = 1, o = 1 }", "a number of ranks from 1 on"),
@@ -62,7 +77,12 @@ fn wrong_settings_are_named() {
         ("bucket = 0", "must be at least 1 byte"),
         ("bucket = \"25\u{b5}B\"", "expected a size such as"),
         ("bucket = -5", "a number of bytes or a size"),
-        ("prefetch = 1", "prefetch"),
+        ("prefetch = -1", "prefetch"),
+        ("prefetched = 1", "did you mean `prefetch`"),
+        ("max_live_units = 0", "must be at least 1, the unit that computes, found 0"),
+        ("persist_below = \"all\"", "persist_below"),
+        ("reshard_after_forward = 0", "true, false, a number of ranks from 1 on, or \"node\""),
+        ("reshard_after_forward = \"world\"", "or \"node\""),
     ] {
         let table: toml::Table = format!("kind = \"zero\"\n{text}").parse().unwrap();
         let Err(error) = registry.build::<slots::Partition>(&table, &BuildContext::default()) else {

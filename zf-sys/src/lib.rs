@@ -12,6 +12,7 @@
 //! | [`storage`] | storage resize, typed slices of CPU tensors, 16-bit constructors |
 //! | [`rng`] | the state of libtorch's default CPU generator |
 //! | [`fused`] | libtorch's own fused AdamW |
+//! | [`c10d`] | PyTorch's TCP store and process groups over Gloo (NCCL with the feature `nccl`) |
 //! | [`threads`] | operator threads of the calling thread |
 //! | [`device`] | synchronisation and what this libtorch can do |
 //!
@@ -45,6 +46,7 @@
 //! ```
 
 pub mod autograd;
+pub mod c10d;
 pub mod device;
 mod error;
 mod ffi;

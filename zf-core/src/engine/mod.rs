@@ -121,7 +121,7 @@ impl Engine {
         let units = unit_params(&layout, &specs, &flats);
         let scaler =
             (options.dtype == DType::Float16).then(|| LossScaler::new(options.loss_scale.clone())).transpose()?;
-        let transfers = stages.partitioner.transfers();
+        let transfers = stages.partitioner.transfers(&mesh);
         let reducing = Reducing::new(&layout, plan);
         let core = Core::new(layout, transport, flats, reducing, transfers, options.trace.clone())?;
         let shared = Arc::new(Mutex::new(core));

@@ -16,8 +16,8 @@ pub trait Partitioner: Send + Sync {
     /// Scopes that break size(O) >= size(G) >= size(P), sizes that do not divide the mesh.
     fn layout(&self, units: &[UnitSpec], dtype: DType, mesh: &Mesh, needs: Needs) -> Result<Layout>;
 
-    /// How tensors travel. Changes neither ownership nor bits.
-    fn transfers(&self) -> Transfers {
+    /// How tensors travel on `mesh`, one that [`Partitioner::layout`] accepts. Changes neither ownership nor bits.
+    fn transfers(&self, _mesh: &Mesh) -> Transfers {
         Transfers::default()
     }
 }
