@@ -44,7 +44,9 @@ fn main() -> ExitCode {
     c10d.define("USE_DISTRIBUTED", None).define("USE_C10D_GLOO", None).include("src/shim");
     if env::var_os("CARGO_FEATURE_NCCL").is_some() {
         let Some(folders) = env::var_os("ZF_CUDA_INCLUDE") else {
-            return refuse("the feature `nccl` needs ZF_CUDA_INCLUDE: the folders of CUDA's and NCCL's headers, see README.md");
+            return refuse(
+                "the feature `nccl` needs ZF_CUDA_INCLUDE: the folders of CUDA's and NCCL's headers, see README.md",
+            );
         };
         c10d.define("USE_C10D_NCCL", None).define("ZF_NCCL", None);
         for folder in env::split_paths(&folders) {

@@ -52,7 +52,15 @@ impl ParamSpec {
     /// A trainable parameter without aliases.
     pub fn new(name: impl Into<String>, shape: &[i64], init: Init) -> Self {
         let input_dim = (shape.len() == 2).then_some(1);
-        Self { name: name.into(), aliases: Vec::new(), shape: shape.to_vec(), init, input_dim, trainable: true, dtype: None }
+        Self {
+            name: name.into(),
+            aliases: Vec::new(),
+            shape: shape.to_vec(),
+            init,
+            input_dim,
+            trainable: true,
+            dtype: None,
+        }
     }
 
     /// The same with another input dimension.

@@ -114,7 +114,14 @@ pub(crate) fn pieces<const N: usize>(
         let (master, grad) = (piece(slice.master)?, piece(slice.grad)?);
         let state = slice.state.iter().map(piece).collect::<Result<Vec<_>, _>>()?;
         let out = slice.out.map(piece).transpose()?;
-        update(&TensorSlice { master: &master, grad: &grad, state: &state, out: out.as_ref(), sums: slice.sums, shape: slice.shape })?;
+        update(&TensorSlice {
+            master: &master,
+            grad: &grad,
+            state: &state,
+            out: out.as_ref(),
+            sums: slice.sums,
+            shape: slice.shape,
+        })?;
         start += length;
     }
     Ok(())

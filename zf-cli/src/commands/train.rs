@@ -1,12 +1,15 @@
 //! `zf train`.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use zf_core::checkpoint::{Checkpoint, list};
 use zf_core::config::{self, Run};
 use zf_core::engine::Stages;
 use zf_core::record::METRICS;
 use zf_core::registry::Registry;
+use zf_core::stage::Fabric;
 use zf_core::train::{Resume, Stop, Training};
 use zf_core::{Error, slots};
 
@@ -19,29 +22,64 @@ use crate::progress::{Progress, print_summary};
 pub fn run(file: &Path, overrides: &[String], out: Option<&Path>, resume: Option<&str>) -> anyhow::Result<()> {
     let registry = Registry::global()?;
     let run = config::load(Some(file), overrides, registry)?;
-    let folder = out.map_or_else(|| default_folder(run.name()), Path::to_path_buf);
-    creatable(&folder)?;
-    let resume = resume.map(|from| checkpoint(from, &folder)).transpose()?.flatten();
-    if resume.is_none() && folder.join(METRICS).exists() && !overwritable(&folder)? {
-        return Err(Error::Config(format!(
-            "{} already holds a run; go on with --resume auto, or name another folder with --out",
-            folder.display()
-        ))
-        .into());
-    }
+    let fabric = run.build::<slots::Transport>(registry, &run.context())?;
+    let start = agreed_start(&*fabric, || Start::new(run.name(), out, resume))?;
+    let resume = start.resume.as_deref().map(|path| Resume::new(Checkpoint::open(path)?)).transpose()?;
     let stop = Stop::default();
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         // A second signal ends the program at once.
         signal_hook::flag::register_conditional_shutdown(signal, 130, stop.flag())?;
         signal_hook::flag::register(signal, stop.flag())?;
     }
-    let training = training(&run, registry, folder, resume, stop)?;
+    let leads = fabric.leads();
+    let training = training_on(fabric, &run, registry, start.folder, resume, stop)?;
     let mut progress = Progress::new();
     let result = training.run(&mut progress);
     progress.close();
     let summary = result?;
-    print_summary(&summary, &training.folder);
+    if leads {
+        print_summary(&summary, &training.folder);
+    }
     Ok(())
+}
+
+/// Where a run writes and what it goes on from: the same for all its processes.
+#[derive(Debug, Serialize, Deserialize)]
+struct Start {
+    folder: PathBuf,
+    resume: Option<PathBuf>,
+}
+
+impl Start {
+    /// Decides, from what the user asked for and what is on disk.
+    fn new(name: &str, out: Option<&Path>, resume: Option<&str>) -> Result<Self, Error> {
+        let folder = out.map_or_else(|| default_folder(name), Path::to_path_buf);
+        creatable(&folder)?;
+        let resume = resume.map(|from| checkpoint(from, &folder)).transpose()?.flatten();
+        if resume.is_none() && folder.join(METRICS).exists() && !overwritable(&folder)? {
+            return Err(Error::Config(format!(
+                "{} already holds a run; go on with --resume auto, or name another folder with --out",
+                folder.display()
+            )));
+        }
+        Ok(Self { folder, resume })
+    }
+}
+
+/// Has the process of rank 0 decide; the others hear of its decision, or why there is none.
+fn agreed_start(fabric: &dyn Fabric, decide: impl FnOnce() -> Result<Start, Error>) -> anyhow::Result<Start> {
+    let decided = if fabric.leads() { Some(decide()) } else { None };
+    let said: Option<Result<&Start, String>> =
+        decided.as_ref().map(|decided| decided.as_ref().map_err(ToString::to_string));
+    let heard = fabric.agree(serde_json::to_vec(&said)?)?;
+    if let Some(decided) = decided {
+        return Ok(decided?);
+    }
+    match serde_json::from_slice::<Option<Result<Start, String>>>(&heard)? {
+        Some(Ok(start)) => Ok(start),
+        Some(Err(reason)) => Err(Error::Config(format!("rank 0: {reason}")).into()),
+        None => Err(Error::comm("rank 0 did not say where the run is").into()),
+    }
 }
 
 /// Puts the pieces of a run file together, to be run with [`Training::run`].
@@ -49,6 +87,19 @@ pub fn run(file: &Path, overrides: &[String], out: Option<&Path>, resume: Option
 /// # Errors
 /// Those of the stages' settings, with place and caret.
 pub fn training(
+    run: &Run,
+    registry: &Registry,
+    folder: PathBuf,
+    resume: Option<Resume>,
+    stop: Stop,
+) -> anyhow::Result<Training> {
+    let fabric = run.build::<slots::Transport>(registry, &run.context())?;
+    training_on(fabric, run, registry, folder, resume, stop)
+}
+
+/// The same on ranks that are there already.
+fn training_on(
+    fabric: Arc<dyn Fabric>,
     run: &Run,
     registry: &Registry,
     folder: PathBuf,
@@ -69,7 +120,7 @@ pub fn training(
             optimizer: run.build::<slots::Optim>(registry, &context)?,
             schedule: run.build::<slots::Schedule>(registry, &context)?,
         },
-        fabric: run.build::<slots::Transport>(registry, &context)?,
+        fabric,
         data: run.build::<slots::Data>(registry, &context)?,
         model,
         folder,
@@ -81,29 +132,29 @@ pub fn training(
 }
 
 /// The checkpoint that `--resume` names: of `auto` the newest whole one, or none where there is none.
-fn checkpoint(from: &str, folder: &Path) -> Result<Option<Resume>, Error> {
+fn checkpoint(from: &str, folder: &Path) -> Result<Option<PathBuf>, Error> {
     if from == "auto" {
         return newest_whole(&folder.join("checkpoints"));
     }
     let (path, run) = (Path::new(from), Path::new(from).join("checkpoints"));
     if !run.is_dir() {
-        return Resume::new(Checkpoint::open(path)?).map(Some);
+        return Ok(Some(path.to_path_buf()));
     }
     // Only `auto` may go back to an older one.
     match list(&run)?.pop() {
-        Some((_, newest)) => Resume::new(Checkpoint::open(&newest)?).map(Some),
+        Some((_, newest)) => Ok(Some(newest)),
         None => Err(Error::Input(format!("{}: no checkpoint in it", run.display()))),
     }
 }
 
 /// The newest checkpoint whose checksums match; none where none was ever written.
-fn newest_whole(root: &Path) -> Result<Option<Resume>, Error> {
+fn newest_whole(root: &Path) -> Result<Option<PathBuf>, Error> {
     let mut wrong = Vec::new();
     for (_, path) in list(root)?.into_iter().rev() {
         match Checkpoint::open(&path).and_then(Resume::new) {
-            Ok(resume) => {
+            Ok(_) => {
                 wrong.iter().for_each(|error| tracing::warn!("passing over a checkpoint that is not whole: {error}"));
-                return Ok(Some(resume));
+                return Ok(Some(path));
             }
             Err(error) => wrong.push(error),
         }

@@ -89,7 +89,8 @@ pub(crate) fn check(flat: &Flat, world: usize) -> Result<()> {
         for window in sizes.windows(2) {
             let [(outer, held), (inner, part)] = [window[0], window[1]];
             let held = ranges(held, rank);
-            if let Some(lost) = ranges(part, rank).iter().find(|range| super::flat::local_offset(&held, range).is_err()) {
+            if let Some(lost) = ranges(part, rank).iter().find(|range| super::flat::local_offset(&held, range).is_err())
+            {
                 return refuse(format!(
                     "rank {rank} owns {inner} of elements {lost:?} but not the {outer}; what a rank updates it must also \
                      accumulate, and what it accumulates it must also keep"

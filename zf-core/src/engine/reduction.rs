@@ -80,8 +80,7 @@ impl Reduction {
             When::EachInOrder => {
                 let scatter =
                     Party::new(Channel::Gradients, [0, 1, world], |r| ranges(&final_owner, r)).map(Hop::Scatter);
-                let complete =
-                    Party::new(Channel::Gradients, replicas, |r| ranges(&final_owner, r)).map(Hop::Gather);
+                let complete = Party::new(Channel::Gradients, replicas, |r| ranges(&final_owner, r)).map(Hop::Gather);
                 (owned, scatter, Vec::from_iter(complete))
             }
         };
@@ -100,7 +99,11 @@ fn refined(optim: &Placement, numel: usize, world: usize) -> Result<Placement> {
     for owner in optim.owners() {
         let len = owner.end - owner.start;
         let cut = |k: usize| owner.start + (len as u128 * k as u128 / replicas as u128) as usize;
-        owners.extend((0..replicas).map(|k| Owner { start: cut(k), end: cut(k + 1), member: k * group + owner.member }));
+        owners.extend((0..replicas).map(|k| Owner {
+            start: cut(k),
+            end: cut(k + 1),
+            member: k * group + owner.member,
+        }));
     }
     Placement::custom(numel, world, owners)
 }

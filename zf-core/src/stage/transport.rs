@@ -297,6 +297,20 @@ pub trait Fabric: Send + Sync {
     /// How long a collective may take.
     fn timeout(&self) -> Duration;
 
+    /// Whether rank 0 is in this process, which then decides and writes what exists once.
+    fn leads(&self) -> bool {
+        self.local_ranks().contains(&0)
+    }
+
+    /// What the process of rank 0 says, on all processes alike; every process calls this as often, in the same order,
+    /// before its ranks connect. The default serves a run in one process.
+    ///
+    /// # Errors
+    /// Peers that cannot be reached within the timeout.
+    fn agree(&self, said: Vec<u8>) -> Result<Vec<u8>> {
+        Ok(said)
+    }
+
     /// Consecutive ranks that share a machine, which the scope `"node"` means. The default takes the whole world for one.
     fn ranks_per_node(&self) -> usize {
         self.world()

@@ -89,17 +89,27 @@ impl Training {
     /// else what failed, with rank and step.
     pub fn run(&self, observer: &mut dyn Observer) -> Result<Summary> {
         let plan = self.plan()?;
-        let _alone = self.occupy()?;
-        let attempt = new_attempt();
+        let _alone = if self.fabric.leads() { Some(self.occupy()?) } else { None };
+        let attempt = self.fabric.agree(new_attempt().into_bytes())?;
+        let attempt =
+            String::from_utf8(attempt).map_err(|_| Error::comm("rank 0 sent a garbled name of this start"))?;
         let observer = Mutex::new(observer);
         let body = |rank| rank::run(self, &plan, &attempt, &observer, rank);
         let outcomes = run_ranks(&self.fabric, self.device.threads, body)?;
         if self.log.trace {
             let traces: Vec<_> = outcomes.iter().map(|outcome| outcome.trace.clone()).collect();
-            write_traces(&self.folder.join("trace.json"), &traces)?;
+            write_traces(&self.folder.join(self.trace_name()), &traces)?;
         }
         let outcome = outcomes.into_iter().next().ok_or_else(|| Error::Config("this process runs no rank".into()))?;
         if outcome.interrupted { Err(Error::Interrupted) } else { Ok(outcome.summary) }
+    }
+
+    /// The file of this process's trace: `trace.json`, or with the number of its first rank where rank 0 is elsewhere.
+    fn trace_name(&self) -> String {
+        match self.fabric.local_ranks().first() {
+            Some(&rank) if rank > 0 => format!("trace.rank-{rank}.json"),
+            _ => "trace.json".into(),
+        }
     }
 
     /// Makes the run folder and keeps other runs out of it while the returned handle lives: two would write the same

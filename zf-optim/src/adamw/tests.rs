@@ -92,7 +92,8 @@ fn device_form_gives_the_same_bits() {
     for count in 1..6 {
         let grad = numbers(n, 90 + count);
         host.step(Level::detect(), &grad, &hyper(count), Out::Bf16(&mut out)).unwrap();
-        let slice = TensorSlice { master: &p, grad: &tensor(&grad), state: &state, out: Some(&rounded), sums: &[], shape: &[] };
+        let slice =
+            TensorSlice { master: &p, grad: &tensor(&grad), state: &state, out: Some(&rounded), sums: &[], shape: &[] };
         rule().apply_tensor(&slice, &hyper(count)).unwrap();
     }
     let back = |t: &Tensor| Vec::<f32>::try_from(t).unwrap();
@@ -232,8 +233,14 @@ fn slices_that_do_not_fit_are_errors() {
     assert_eq!(error(&[0.0; 3], vec![&mut a, &mut [0.0; 3]], 0), "adamw: updates count from 1, found 0");
 
     let (p, wrong) = (Tensor::zeros([3], tch::kind::FLOAT_CPU), Tensor::zeros([3], tch::kind::DOUBLE_CPU));
-    let slice =
-        TensorSlice { master: &p, grad: &wrong, state: &[p.zeros_like(), p.zeros_like()], out: None, sums: &[], shape: &[] };
+    let slice = TensorSlice {
+        master: &p,
+        grad: &wrong,
+        state: &[p.zeros_like(), p.zeros_like()],
+        out: None,
+        sums: &[],
+        shape: &[],
+    };
     let message = rule().apply_tensor(&slice, &hyper(1)).unwrap_err().to_string();
     assert_eq!(message, "adamw: grad must be a 1-D float32 tensor, found Double of shape [3]");
 }

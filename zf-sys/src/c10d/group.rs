@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tch::Tensor;
 
-use super::{Store, milliseconds};
 use super::ffi;
+use super::{Store, milliseconds};
 use crate::{Error, Result, ffi::check, ffi::raw};
 
 /// A network address of this machine from which Gloo connects, with the thread that moves the bytes.
@@ -72,8 +72,7 @@ impl ProcessGroup {
         let (me, all) = members(CALL, rank, size)?;
         let mut out = ptr::null_mut();
         // SAFETY: the handles live during the call, which copies the pointers behind them; `out` is a valid place.
-        let message =
-            unsafe { ffi::zf_group_gloo(store.raw(), device.0, me, all, milliseconds(timeout), &mut out) };
+        let message = unsafe { ffi::zf_group_gloo(store.raw(), device.0, me, all, milliseconds(timeout), &mut out) };
         check(CALL, message)?;
         Ok(Self { handle: out, size })
     }

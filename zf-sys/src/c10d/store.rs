@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::ptr;
 use std::time::Duration;
 
-use super::milliseconds;
 use super::ffi;
+use super::milliseconds;
 use crate::{Error, Result, ffi::check};
 
 /// A connection to a key-value store that one process hosts (`c10d::TCPStore`).
@@ -118,9 +118,8 @@ impl Store {
         let mut values = vec![Vec::new(); keys.len()];
         let target = ptr::from_mut(&mut values).cast();
         // SAFETY: as above; the sink fills the places of `values` before the call returns.
-        let message = unsafe {
-            ffi::zf_store_get(self.0, keys.as_ptr(), keys.len(), milliseconds(timeout), target, ffi::fill)
-        };
+        let message =
+            unsafe { ffi::zf_store_get(self.0, keys.as_ptr(), keys.len(), milliseconds(timeout), target, ffi::fill) };
         check("c10d::Store::get", message)?;
         Ok(values)
     }
