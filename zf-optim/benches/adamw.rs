@@ -33,7 +33,8 @@ fn adamw(c: &mut Criterion) {
     group.bench_function("host_bf16", |b| {
         b.iter(|| {
             let state = vec![&mut m[..], &mut v[..]];
-            let mut slice = HostSlice { master: &mut p, grad: &grad, state, out: Out::Bf16(&mut out), sums: &[], shape: &[] };
+            let mut slice =
+                HostSlice { master: &mut p, grad: &grad, state, out: Out::Bf16(&mut out), sums: &[], shape: &[] };
             rule.apply(&mut slice, &hyper).expect("equal lengths");
         });
     });

@@ -1,6 +1,8 @@
 use half::{bf16, f16};
+use tch::Tensor;
 
 use super::*;
+use crate::samples::numbers;
 
 fn rule() -> AdamW {
     AdamWConfig::default().rule().unwrap()
@@ -8,24 +10,6 @@ fn rule() -> AdamW {
 
 fn hyper(count: u64) -> Hyper {
     Hyper { lr: 1e-3, weight_decay: 0.1, count, grad_scale: 0.7 }
-}
-
-/// Numbers of many magnitudes, with zeros, subnormals and both signs.
-fn numbers(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    (0..n)
-        .map(|i| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let x = (state >> 40) as f32 / (1 << 23) as f32 - 1.0;
-            match i % 11 {
-                0 => 0.0,
-                1 => f32::from_bits((state >> 45) as u32),
-                2 => x * 1e-20,
-                3 => x * 1e10,
-                _ => x,
-            }
-        })
-        .collect()
 }
 
 #[derive(Clone)]
@@ -43,7 +27,7 @@ impl State {
     fn step(&mut self, level: Level, grad: &[f32], hyper: &Hyper, out: Out<'_>) -> Result<()> {
         let state = vec![&mut self.m[..], &mut self.v[..]];
         let mut slice = HostSlice { master: &mut self.p, grad, state, out, sums: &[], shape: &[] };
-        rule().apply_at(level, &mut slice, hyper)
+        rule().update_host("adamw", level, &mut slice, hyper)
     }
 
     fn bits(&self) -> Vec<u32> {
@@ -92,7 +76,8 @@ fn device_form_gives_the_same_bits() {
     for count in 1..6 {
         let grad = numbers(n, 90 + count);
         host.step(Level::detect(), &grad, &hyper(count), Out::Bf16(&mut out)).unwrap();
-        let slice = TensorSlice { master: &p, grad: &tensor(&grad), state: &state, out: Some(&rounded), sums: &[], shape: &[] };
+        let slice =
+            TensorSlice { master: &p, grad: &tensor(&grad), state: &state, out: Some(&rounded), sums: &[], shape: &[] };
         rule().apply_tensor(&slice, &hyper(count)).unwrap();
     }
     let back = |t: &Tensor| Vec::<f32>::try_from(t).unwrap();
@@ -232,8 +217,14 @@ fn slices_that_do_not_fit_are_errors() {
     assert_eq!(error(&[0.0; 3], vec![&mut a, &mut [0.0; 3]], 0), "adamw: updates count from 1, found 0");
 
     let (p, wrong) = (Tensor::zeros([3], tch::kind::FLOAT_CPU), Tensor::zeros([3], tch::kind::DOUBLE_CPU));
-    let slice =
-        TensorSlice { master: &p, grad: &wrong, state: &[p.zeros_like(), p.zeros_like()], out: None, sums: &[], shape: &[] };
+    let slice = TensorSlice {
+        master: &p,
+        grad: &wrong,
+        state: &[p.zeros_like(), p.zeros_like()],
+        out: None,
+        sums: &[],
+        shape: &[],
+    };
     let message = rule().apply_tensor(&slice, &hyper(1)).unwrap_err().to_string();
     assert_eq!(message, "adamw: grad must be a 1-D float32 tensor, found Double of shape [3]");
 }

@@ -24,7 +24,8 @@ fn host(level: Level, momentum: f64, decay: f64, n: usize) -> (Vec<f32>, Vec<f32
     for count in 1..=5 {
         let grad = numbers(n, 50 + count);
         let state = if momentum == 0.0 { Vec::new() } else { vec![&mut buffer[..]] };
-        let mut slice = HostSlice { master: &mut p, grad: &grad, state, out: Out::Bf16(&mut out), sums: &[], shape: &[] };
+        let mut slice =
+            HostSlice { master: &mut p, grad: &grad, state, out: Out::Bf16(&mut out), sums: &[], shape: &[] };
         rule(momentum).apply_at(level, &mut slice, &hyper(decay, count)).unwrap();
     }
     assert!(p.iter().zip(&out).all(|(p, o)| bf16::from_f32(*p) == *o));
@@ -48,7 +49,8 @@ fn levels_and_device_form_give_the_same_bits() {
                 let state = if momentum == 0.0 { vec![] } else { vec![buffer.shallow_clone()] };
                 for count in 1..=5 {
                     let grad = Tensor::from_slice(&numbers(n, 50 + count));
-                    let slice = TensorSlice { master: &p, grad: &grad, state: &state, out: None, sums: &[], shape: &[] };
+                    let slice =
+                        TensorSlice { master: &p, grad: &grad, state: &state, out: None, sums: &[], shape: &[] };
                     rule(momentum).apply_tensor(&slice, &hyper(decay, count)).unwrap();
                     // The gradient belongs to the engine.
                     assert_eq!(Vec::<f32>::try_from(&grad).unwrap(), numbers(n, 50 + count));
@@ -71,7 +73,8 @@ fn follows_the_formulas_in_float64() {
         let b = exact_buffer.map_or(decayed, |b: f64| 0.9 * b + decayed);
         exact_buffer = Some(b);
         exact -= 0.05 * b;
-        let mut slice = HostSlice { master: &mut p, grad: &[g32], state: vec![&mut buffer], out: Out::None, sums: &[], shape: &[] };
+        let mut slice =
+            HostSlice { master: &mut p, grad: &[g32], state: vec![&mut buffer], out: Out::None, sums: &[], shape: &[] };
         rule(0.9).apply(&mut slice, &Hyper { grad_scale: 1.0, ..hyper(0.01, count) }).unwrap();
     }
     assert!((f64::from(p[0]) - exact).abs() < 1e-5, "{} {exact}", p[0]);
@@ -81,7 +84,8 @@ fn follows_the_formulas_in_float64() {
 fn the_first_buffer_is_the_gradient() {
     let (mut p, mut buffer) = ([0.0f32; 4], [0.0f32; 4]);
     let grad = [1.5f32, -2.25, 1e-40, 0.0];
-    let mut slice = HostSlice { master: &mut p, grad: &grad, state: vec![&mut buffer], out: Out::None, sums: &[], shape: &[] };
+    let mut slice =
+        HostSlice { master: &mut p, grad: &grad, state: vec![&mut buffer], out: Out::None, sums: &[], shape: &[] };
     rule(0.9).apply(&mut slice, &Hyper { grad_scale: 1.0, ..hyper(0.0, 1) }).unwrap();
     assert_eq!(buffer, grad);
 }
@@ -105,7 +109,8 @@ fn what_is_not_a_number_stays_visible() {
 fn without_momentum_there_is_no_state() {
     assert!(rule(0.0).state().is_empty());
     let (mut p, mut buffer) = ([0.0], [0.0]);
-    let mut slice = HostSlice { master: &mut p, grad: &[0.0], state: vec![&mut buffer], out: Out::None, sums: &[], shape: &[] };
+    let mut slice =
+        HostSlice { master: &mut p, grad: &[0.0], state: vec![&mut buffer], out: Out::None, sums: &[], shape: &[] };
     let message = rule(0.0).apply(&mut slice, &hyper(0.0, 1)).unwrap_err().to_string();
     assert_eq!(message, "sgd has 0 states, found 1");
 }
