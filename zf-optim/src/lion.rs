@@ -196,8 +196,8 @@ fn update<R: Round>(master: &mut [f32], grad: &[f32], m: &mut [f32], out: &mut [
         let p = master[i] * c.decay;
         let t = m[i] * c.b1 + g * c.one_minus_b1;
         m[i] = m[i] * c.b2 + g * c.one_minus_b2;
-        // Two comparisons and a difference, as vectors need no branch for them.
-        let sign = f32::from(t > 0.0) - f32::from(t < 0.0);
+        // Two selections and a difference, which need no branch.
+        let sign = if t > 0.0 { 1.0 } else { 0.0 } - if t < 0.0 { 1.0 } else { 0.0 };
         let p = p - (sign * c.lr + t * 0.0);
         master[i] = p;
         out[i] = R::round(p);

@@ -2,22 +2,31 @@
 
 use tch::Tensor;
 
-/// Numbers of many magnitudes, with zeros, subnormals and both signs.
-pub(crate) fn numbers(n: usize, seed: u64) -> Vec<f32> {
+/// Numbers from -1 to 1.
+pub(crate) fn uniform(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     (0..n)
-        .map(|i| {
+        .map(|_| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let x = (state >> 40) as f32 / (1 << 23) as f32 - 1.0;
-            match i % 11 {
-                0 => 0.0,
-                1 => f32::from_bits((state >> 45) as u32),
-                2 => x * 1e-20,
-                3 => x * 1e10,
-                _ => x,
-            }
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         })
         .collect()
+}
+
+/// Numbers of many magnitudes, with zeros, subnormals and both signs.
+pub(crate) fn numbers(n: usize, seed: u64) -> Vec<f32> {
+    let mut numbers = uniform(n, seed);
+    for (i, x) in numbers.iter_mut().enumerate() {
+        *x = match i % 11 {
+            0 => 0.0,
+            // Subnormal.
+            1 => f32::from_bits(((*x + 1.0) * (1 << 18) as f32) as u32),
+            2 => *x * 1e-20,
+            3 => *x * 1e10,
+            _ => *x,
+        }
+    }
+    numbers
 }
 
 /// The bits, so that zeros of both signs differ and NaN equals itself.

@@ -1,7 +1,7 @@
 use half::{bf16, f16};
 
 use super::*;
-use crate::samples::{back, bits, numbers};
+use crate::samples::{back, bits, uniform};
 
 fn rule() -> Muon {
     MuonConfig::default().rule().unwrap()
@@ -32,11 +32,6 @@ impl State {
     fn bits(&self) -> [Vec<u32>; 3] {
         [&self.p, &self.m, &self.v].map(|x| bits(x))
     }
-}
-
-/// Numbers from -1 to 1.
-fn uniform(n: usize, seed: u64) -> Vec<f32> {
-    numbers(n, seed).iter().map(|x| x.clamp(-1.0, 1.0)).collect()
 }
 
 #[test]
