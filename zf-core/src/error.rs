@@ -40,6 +40,9 @@ pub enum Error {
     /// The engine's own rules were broken, by a model or a stage. Exit code 1.
     #[error("{0}")]
     Engine(String),
+    /// The memory of an emulated device is full. Exit code 1.
+    #[error("{0}")]
+    OutOfMemory(Box<crate::device::OutOfMemory>),
     /// libtorch reported an error.
     #[error("libtorch: {0}")]
     Torch(#[from] tch::TchError),

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::registry::{DataBundle, ModelBundle, Slot, SlotInfo};
+use crate::registry::{DataBundle, ModelBundle, Slot, SlotInfo, Wrap};
 use crate::stage;
 
 /// Who owns which part of parameters, gradients and optimizer states: `[partition]`.
@@ -27,7 +27,20 @@ impl Slot for Transport {
     const NAME: &'static str = "transport";
     const HELP: &'static str = "how ranks exchange tensors";
     const DEFAULT: Option<&'static str> = Some("threads");
+    const WRAP: Option<&'static str> = Some(TransportWrap::NAME);
     type Stage = Arc<dyn stage::Fabric>;
+}
+
+/// What goes around a transport: the list `wrap` of `[transport]`, from the inside out.
+#[derive(Debug, Clone, Copy)]
+pub enum TransportWrap {}
+
+impl Slot for TransportWrap {
+    const NAME: &'static str = "transport.wrap";
+    const HELP: &'static str =
+        "what goes around the transport, from the inside out, for tests of faults, orders and speeds";
+    const DEFAULT: Option<&'static str> = None;
+    type Stage = Wrap<Transport>;
 }
 
 /// The update rule: `[optim]`.
@@ -92,6 +105,7 @@ pub const ALL: &[SlotInfo] = &[
     SlotInfo::of::<Model>(),
     SlotInfo::of::<Data>(),
     SlotInfo::of::<Transport>(),
+    SlotInfo::of::<TransportWrap>(),
     SlotInfo::of::<Partition>(),
     SlotInfo::of::<Optim>(),
     SlotInfo::of::<Schedule>(),

@@ -132,7 +132,12 @@ impl Trace {
 
     /// Begins a span, which ends when the guard is dropped.
     pub fn span(&self, lane: Lane, name: impl Into<Cow<'static, str>>) -> Span<'_> {
-        Span { trace: self, lane, name: name.into(), reason: None, start: Instant::now() }
+        let name = name.into();
+        let phase = match (&name, lane) {
+            (Cow::Borrowed(name), Lane::Compute | Lane::Checkpoint) => Some(zf_sys::heap::phase(name)),
+            _ => None,
+        };
+        Span { trace: self, lane, name, reason: None, start: Instant::now(), _phase: phase }
     }
 
     /// Begins a span of the lane [`Lane::Wait`] with its reason: what is waited for.
@@ -190,6 +195,8 @@ pub struct Span<'a> {
     name: Cow<'static, str>,
     reason: Option<Cow<'static, str>>,
     start: Instant,
+    /// An allocation that fails meanwhile knows what the rank was doing.
+    _phase: Option<zf_sys::heap::PhaseGuard>,
 }
 
 impl Drop for Span<'_> {

@@ -120,7 +120,7 @@ fn unknown_slots_are_answered_with_the_list_and_the_nearest() {
     assert_eq!(
         error.to_string(),
         "unknown slot `schedul`, did you mean `schedule`? slots are: data, model, optim, partition, preset, schedule, \
-         transport",
+         transport, transport.wrap",
     );
 }
 
@@ -146,6 +146,8 @@ fn settings_without_effect_are_refused_even_when_the_type_forgets_to() {
         "kind = 'test-lax'\nnumbr = 1.0",
         "unknown key `numbr` in [schedule] test-lax; did you mean `number`? expected one of: number",
     );
+    // Schedules have no decorators.
+    check("kind = 'test-lax'\nwrap = []", "unknown key `wrap` in [schedule] test-lax; expected one of: number");
 }
 
 #[test]

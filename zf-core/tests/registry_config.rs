@@ -260,10 +260,10 @@ fn errors_in_fixed_sections_show_line_and_caret() {
               |  ^^^^^^^",
     );
     refused(
-        "[device]\nmemory = '1GB'",
-        "demo.toml:2:1: `device.memory` is not in this version, which has no emulated devices\n   \
-            2 | memory = '1GB'\n     \
-              | ^^^^^^",
+        "[device]\nlink = 1",
+        "demo.toml:2:1: `device.link` is not in this version, which has no links of limited speed\n   \
+            2 | link = 1\n     \
+              | ^^^^",
     );
 }
 
@@ -337,7 +337,11 @@ fn rules_across_keys_say_what_to_do() {
         ("steps = 1\ndtype = 'float16'\nloss_scale = -1", "loss_scale.fixed must be"),
         ("steps = 1\ncheckpoint.keep = 0", "`checkpoint.keep` in [run]: must be"),
         ("steps = 1\n[log]\nevery = 0", "`every` in [log]: must be at least 1"),
-        ("steps = 1\n[device]\nkind = 'emulated'", "\"emulated\" is not in this version"),
+        ("steps = 1\n[device]\nkind = 'emulated'", "`kind` in [device]: \"emulated\" needs `memory`"),
+        ("steps = 1\n[device]\nkind = 'cpu'\nmemory = '1GB'", "`memory` in [device]: has no effect unless"),
+        ("steps = 1\n[device]\nmemory = '1GB'", "`memory` in [device]: has no effect unless"),
+        ("steps = 1\n[device]\nkind = 'emulated'\nmemory = 4095", "`memory` in [device]: must be at least 4096"),
+        ("steps = 1\n[device]\nkind = 'emulated'\nmemory = 'much'", "expected a size such as \"25MB\""),
         ("steps = 1\n[device]\nthreads = 0", "must be from 1 to 1024"),
         (
             "steps = 1\nexact = true\n[reduce]\naccumulate = 'model'",

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 use zf_core::Result;
 use zf_core::norm::{Kernel, Level};
 use zf_core::registry::{Build, BuildContext};
 use zf_core::slots;
 use zf_core::stage::{GroupRule, HostSlice, Hyper, Optimizer, OptimizerBase, Out, TensorSlice};
 
-use crate::checks::{self, require};
+use crate::arithmetic::{power, square_root};
+use crate::checks;
 use crate::round::Round;
 
 /// Settings of AdamW.
@@ -44,16 +44,8 @@ impl AdamWConfig {
     /// The first setting out of range, with its key.
     pub fn rule(self) -> anyhow::Result<AdamW> {
         checks::base(self.lr, self.weight_decay, &self.groups)?;
-        for beta in self.betas {
-            require((0.0..1.0).contains(&beta), "betas", "each from 0 to below 1", beta)?;
-        }
-        // Below the smallest float32 it would become 0, and 0 / 0 for a parameter that never had a gradient.
-        require(
-            self.eps >= f64::from(f32::MIN_POSITIVE) && self.eps.is_finite(),
-            "eps",
-            "finite and at least 1.2e-38 (the smallest normal float32)",
-            self.eps,
-        )?;
+        checks::betas(self.betas)?;
+        checks::eps(self.eps)?;
         Ok(AdamW {
             base: OptimizerBase { lr: self.lr, weight_decay: self.weight_decay, groups: self.groups },
             betas: self.betas,
@@ -109,12 +101,38 @@ impl Optimizer for AdamW {
     }
 
     fn apply(&self, slice: &mut HostSlice<'_>, hyper: &Hyper) -> Result<()> {
-        self.apply_at(Level::detect(), slice, hyper)
+        self.update_host("adamw", Level::detect(), slice, hyper)
     }
 
     fn apply_tensor(&self, slice: &TensorSlice<'_>, hyper: &Hyper) -> Result<()> {
-        let c = self.scalars(hyper)?;
-        checks::pieces::<2>("adamw", slice, |slice| {
+        self.update_tensor("adamw", slice, hyper)
+    }
+}
+
+impl AdamW {
+    /// [`Optimizer::apply`] with a given instruction set, on behalf of the rule that errors name.
+    pub(crate) fn update_host(&self, rule: &str, level: Level, slice: &mut HostSlice<'_>, hyper: &Hyper) -> Result<()> {
+        let scalars = self.scalars(rule, hyper)?;
+        let (master, grad, [m, v], out) = checks::host::<2>(rule, slice)?;
+        // A vector of `()` takes no memory, and its loop writes nothing.
+        let mut none = vec![(); master.len()];
+        macro_rules! update {
+            ($out:expr) => {
+                level.run(Update { master, grad, m, v, out: $out, scalars })
+            };
+        }
+        match out {
+            Out::None => update!(&mut none[..]),
+            Out::Bf16(out) => update!(out),
+            Out::F16(out) => update!(out),
+        }
+        Ok(())
+    }
+
+    /// [`Optimizer::apply_tensor`], on behalf of the rule that errors name.
+    pub(crate) fn update_tensor(&self, rule: &str, slice: &TensorSlice<'_>, hyper: &Hyper) -> Result<()> {
+        let c = self.scalars(rule, hyper)?;
+        checks::pieces::<2>(rule, slice, |slice| {
             let mut p = slice.master.shallow_clone();
             let (mut m, mut v) = (slice.state[0].shallow_clone(), slice.state[1].shallow_clone());
             let scalar = |x: f32| tch::Scalar::from(f64::from(x));
@@ -140,30 +158,9 @@ impl Optimizer for AdamW {
             Ok(())
         })
     }
-}
 
-impl AdamW {
-    /// [`Optimizer::apply`] with a given instruction set.
-    fn apply_at(&self, level: Level, slice: &mut HostSlice<'_>, hyper: &Hyper) -> Result<()> {
-        let scalars = self.scalars(hyper)?;
-        let (master, grad, [m, v], out) = checks::host::<2>("adamw", slice)?;
-        // A vector of `()` takes no memory, and its loop writes nothing.
-        let mut none = vec![(); master.len()];
-        macro_rules! update {
-            ($out:expr) => {
-                level.run(Update { master, grad, m, v, out: $out, scalars })
-            };
-        }
-        match out {
-            Out::None => update!(&mut none[..]),
-            Out::Bf16(out) => update!(out),
-            Out::F16(out) => update!(out),
-        }
-        Ok(())
-    }
-
-    fn scalars(&self, hyper: &Hyper) -> Result<Scalars> {
-        checks::count("adamw", hyper)?;
+    fn scalars(&self, rule: &str, hyper: &Hyper) -> Result<Scalars> {
+        checks::count(rule, hyper)?;
         let [b1, b2] = self.betas;
         Ok(Scalars {
             grad_scale: hyper.grad_scale,
@@ -176,34 +173,6 @@ impl AdamW {
             step: (hyper.lr / (1.0 - power(b1, hyper.count))) as f32,
         })
     }
-}
-
-/// The correctly rounded square root of float32 `x`, in the memory of `out`.
-///
-/// On the CPU libtorch leaves square roots to a vector library that is off by one unit in a few of a million. The root in
-/// float64, rounded, is right even then: the root of a float32 is no closer than 2^-51 of itself to a point halfway
-/// between two float32 numbers, and the library errs by about 2^-53. CUDA's own float32 root is correctly rounded.
-fn square_root(x: &Tensor, out: &Tensor) -> Result<Tensor> {
-    if x.device() != tch::Device::Cpu {
-        return Ok(x.f_sqrt_out(out)?);
-    }
-    let mut out = out.shallow_clone();
-    out.f_copy_(&x.f_to_kind(tch::Kind::Double)?.f_sqrt_()?)?;
-    Ok(out)
-}
-
-/// `base^exponent` by repeated squaring: within a few units in the last place, and the same everywhere, which the
-/// platform's `pow` is not.
-fn power(base: f64, exponent: u64) -> f64 {
-    let (mut result, mut square, mut rest) = (1.0, base, exponent);
-    while rest > 0 {
-        if rest & 1 == 1 {
-            result *= square;
-        }
-        square *= square;
-        rest >>= 1;
-    }
-    result
 }
 
 /// The numbers of one update.

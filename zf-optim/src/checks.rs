@@ -53,11 +53,27 @@ pub(crate) fn base(lr: f64, weight_decay: f64, groups: &[GroupRule]) -> anyhow::
     Ok(())
 }
 
+/// Checks decay rates of running means.
+pub(crate) fn betas(betas: [f64; 2]) -> anyhow::Result<()> {
+    betas.into_iter().try_for_each(|beta| require((0.0..1.0).contains(&beta), "betas", "each from 0 to below 1", beta))
+}
+
+/// Checks what is added to a denominator.
+pub(crate) fn eps(eps: f64) -> anyhow::Result<()> {
+    // Below the smallest float32 it would become 0, and 0 / 0 for a parameter that never had a gradient.
+    require(
+        eps >= f64::from(f32::MIN_POSITIVE) && eps.is_finite(),
+        "eps",
+        "finite and at least 1.2e-38 (the smallest normal float32)",
+        eps,
+    )
+}
+
 /// Master, gradient, states and output of a host slice.
 pub(crate) type Parts<'a, const N: usize> = (&'a mut [f32], &'a [f32], [&'a mut [f32]; N], Out<'a>);
 
-/// Splits off the states of a host slice and checks that everything has one length.
-pub(crate) fn host<'s, const N: usize>(rule: &str, slice: &'s mut HostSlice<'_>) -> Result<Parts<'s, N>> {
+/// Checks that everything in a host slice has one length.
+pub(crate) fn lengths<const N: usize>(rule: &str, slice: &HostSlice<'_>) -> Result<()> {
     let n = slice.master.len();
     let out = match &slice.out {
         Out::None => n,
@@ -65,10 +81,17 @@ pub(crate) fn host<'s, const N: usize>(rule: &str, slice: &'s mut HostSlice<'_>)
         Out::F16(out) => out.len(),
     };
     states(rule, N, slice.state.len())?;
-    let states = slice.state.iter().map(|s| s.len());
-    for (what, len) in [("grad", slice.grad.len()), ("out", out)].into_iter().chain(states.map(|len| ("state", len))) {
+    let states = slice.state.iter().map(|s| ("state", s.len()));
+    let parts = [("grad", slice.grad.len()), ("out", out)].into_iter().chain(states);
+    for (what, len) in parts {
         equal(rule, what, n, len)?;
     }
+    Ok(())
+}
+
+/// Checks a host slice as [`lengths`] does, and splits off its states.
+pub(crate) fn host<'s, const N: usize>(rule: &str, slice: &'s mut HostSlice<'_>) -> Result<Parts<'s, N>> {
+    lengths::<N>(rule, slice)?;
     let mut state = slice.state.iter_mut();
     let state = std::array::from_fn(|_| &mut **state.next().expect("their number was checked"));
     let out = match &mut slice.out {
@@ -79,16 +102,8 @@ pub(crate) fn host<'s, const N: usize>(rule: &str, slice: &'s mut HostSlice<'_>)
     Ok((slice.master, slice.grad, state, out))
 }
 
-/// Checks that the tensors of a slice are 1-D float32 of one length, and calls `update` for bounded pieces of it, so that
-/// what it allocates is bounded too.
-pub(crate) fn pieces<const N: usize>(
-    rule: &str,
-    slice: &TensorSlice<'_>,
-    mut update: impl FnMut(&TensorSlice<'_>) -> Result<()>,
-) -> Result<()> {
-    // On the CPU a piece and its temporaries stay in the cache; elsewhere a piece must outweigh the launches of kernels.
-    const HOST: i64 = 1 << 16;
-    const DEVICE: i64 = 1 << 22;
+/// Checks that the tensors of a slice are 1-D float32 of one length, which is returned.
+pub(crate) fn tensors<const N: usize>(rule: &str, slice: &TensorSlice<'_>) -> Result<i64> {
     states(rule, N, slice.state.len())?;
     let n = slice.master.size();
     let tensors =
@@ -106,10 +121,24 @@ pub(crate) fn pieces<const N: usize>(
     if let Some(out) = slice.out {
         equal(rule, "out", n[0] as usize, out.numel())?;
     }
+    Ok(n[0])
+}
+
+/// Checks the tensors of a slice as [`tensors`] does, and calls `update` for bounded pieces of it, so that what it
+/// allocates is bounded too.
+pub(crate) fn pieces<const N: usize>(
+    rule: &str,
+    slice: &TensorSlice<'_>,
+    mut update: impl FnMut(&TensorSlice<'_>) -> Result<()>,
+) -> Result<()> {
+    // On the CPU a piece and its temporaries stay in the cache; elsewhere a piece must outweigh the launches of kernels.
+    const HOST: i64 = 1 << 16;
+    const DEVICE: i64 = 1 << 22;
+    let n = tensors::<N>(rule, slice)?;
     let most = if slice.master.device() == tch::Device::Cpu { HOST } else { DEVICE };
     let mut start = 0;
-    while start < n[0] {
-        let length = most.min(n[0] - start);
+    while start < n {
+        let length = most.min(n - start);
         let piece = |t: &tch::Tensor| t.f_narrow(0, start, length);
         let (master, grad) = (piece(slice.master)?, piece(slice.grad)?);
         let state = slice.state.iter().map(piece).collect::<Result<Vec<_>, _>>()?;

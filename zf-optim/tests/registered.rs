@@ -12,7 +12,7 @@ fn table(text: &str) -> toml::Table {
 fn every_example_builds() {
     let registry = Registry::global().unwrap();
     let cx = BuildContext::default();
-    for kind in ["adamw", "sgd"] {
+    for kind in ["adamw", "lamb", "lion", "muon", "sgd"] {
         let example = registry.get("optim", kind).unwrap().example;
         let stage = registry.build::<slots::Optim>(&table(&format!("kind = \"{kind}\"\n{example}")), &cx).unwrap();
         assert!(stage.base().lr > 0.0);
@@ -47,6 +47,12 @@ fn wrong_settings_are_named() {
         ("kind = \"adamw\"\nbetas = [0.9]", "betas"),
         ("kind = \"adamw\"\nmomentum = 0.9", "momentum"),
         ("kind = \"sgd\"\nlr = \"fast\"", "lr"),
+        ("kind = \"lion\"\nbetas = [1, 0.99]", "betas"),
+        ("kind = \"lion\"\neps = 1e-8", "eps"),
+        ("kind = \"lamb\"\neps = 0", "eps"),
+        ("kind = \"muon\"\nscalar_lr = -1", "scalar_lr"),
+        ("kind = \"muon\"\nscale = \"large\"", "scale"),
+        ("kind = \"muon\"\nsteps = 5", "steps"),
     ] {
         let Err(error) = registry.build::<slots::Optim>(&table(text), &cx) else {
             panic!("{text} was accepted");

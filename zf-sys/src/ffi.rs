@@ -44,6 +44,26 @@ pub(crate) struct View {
     pub(crate) contiguous: bool,
 }
 
+/// `ZfRefusal` of heap.h.
+#[repr(C)]
+pub(crate) struct RawRefusal {
+    pub(crate) number: u64,
+    pub(crate) asked: i64,
+    pub(crate) free: i64,
+    pub(crate) largest: i64,
+    pub(crate) live: [i64; 6],
+    pub(crate) category: u8,
+    pub(crate) phase: *const c_char,
+    pub(crate) phase_length: usize,
+}
+
+impl Default for RawRefusal {
+    fn default() -> Self {
+        let (phase, phase_length) = (ptr::null(), 0);
+        Self { number: 0, asked: 0, free: 0, largest: 0, live: [0; 6], category: 0, phase, phase_length }
+    }
+}
+
 unsafe extern "C" {
     pub(crate) fn zf_message_new(text: *const c_char, length: usize) -> Message;
     pub(crate) fn zf_message_free(message: Message);
@@ -55,12 +75,20 @@ unsafe extern "C" {
     pub(crate) fn zf_tensor_clone(tensor: *mut C_tensor, out: *mut *mut C_tensor) -> Message;
 
     pub(crate) fn zf_heap_install() -> Message;
-    pub(crate) fn zf_heap_new(name: *const c_char, length: usize, limit: i64, out: *mut *mut c_void) -> Message;
+    pub(crate) fn zf_heap_new(name: *const c_char, length: usize, size: i64, out: *mut *mut c_void) -> Message;
     pub(crate) fn zf_heap_release(heap: *mut c_void);
     pub(crate) fn zf_heap_enter(heap: *mut c_void) -> *mut c_void;
     pub(crate) fn zf_heap_tag(category: u8) -> u8;
     pub(crate) fn zf_heap_retag(tensor: *mut C_tensor, category: u8) -> Message;
     pub(crate) fn zf_heap_stats(heap: *mut c_void, live: *mut i64, at_peak: *mut i64, peak: *mut i64, cached: *mut i64);
+    pub(crate) fn zf_heap_room(heap: *mut c_void, size: *mut i64, free: *mut i64, largest: *mut i64) -> bool;
+    pub(crate) fn zf_heap_refusal(heap: *mut c_void, out: *mut RawRefusal, text: *mut Message) -> Message;
+    pub(crate) fn zf_heap_phase(
+        text: *const c_char,
+        length: usize,
+        before: *mut *const c_char,
+        before_length: *mut usize,
+    );
     pub(crate) fn zf_heap_reset_peak(heap: *mut c_void);
     pub(crate) fn zf_heap_drop_cached(heap: *mut c_void);
 

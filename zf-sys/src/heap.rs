@@ -1,17 +1,18 @@
-//! A CPU allocator that books every block to a heap, by category, with a peak and an optional limit.
+//! A CPU allocator that books every block to a heap, by category, with a peak; a heap may have a fixed size.
 //!
 //! Each rank thread enters its own [`Heap`]; what it allocates from then on is booked there, under the category of the
-//! innermost [`tag`]. A block remembers its heap and category, so that a free from any thread is booked right. CPU
-//! backward runs on the thread that called it, so its memory is booked to that thread's heap too.
+//! innermost [`tag`]. A block remembers its heap and category, so that a free from any thread is booked right. The heap
+//! follows the rank where libtorch hands work on: to the threads that run deeply nested backward passes, and to those of
+//! asynchronous collectives, under the category in force when the work was asked for.
 //!
-//! Bytes are those the tensor asked for. A block takes 64 bytes more for its header, and blocks of 1 MiB and more are
-//! rounded up to a page; neither is counted.
+//! Bytes are those the tensor asked for. A block takes 64 bytes more for its header. In a heap without a limit blocks of
+//! 1 MiB and more are rounded up to a page, and neither is counted. In one of fixed size ([`Heap::with_limit`]) blocks are
+//! rounded up to 64 bytes, and both come out of its size, though not into live bytes.
 
 use std::cell::RefCell;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Index, IndexMut};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 
@@ -19,89 +20,9 @@ use tch::Tensor;
 
 use crate::{Error, Result, ffi};
 
-/// What a block of memory is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Category {
-    /// Model parameters, in the dtype used for computing.
-    Parameters,
-    /// Gradients and their accumulators.
-    Gradients,
-    /// Master parameters and moments.
-    Optimizer,
-    /// What forward leaves for backward, and the temporaries of both.
-    Activations,
-    /// Communication and staging buffers.
-    Buffers,
-    /// Everything that no tag names.
-    Other,
-}
+mod account;
 
-impl Category {
-    /// All categories, in the order of their index.
-    pub const ALL: [Self; 6] =
-        [Self::Parameters, Self::Gradients, Self::Optimizer, Self::Activations, Self::Buffers, Self::Other];
-
-    /// The name used in reports, in lower case.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Parameters => "parameters",
-            Self::Gradients => "gradients",
-            Self::Optimizer => "optimizer",
-            Self::Activations => "activations",
-            Self::Buffers => "buffers",
-            Self::Other => "other",
-        }
-    }
-}
-
-impl fmt::Display for Category {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.name())
-    }
-}
-
-/// Bytes for each category, indexed by [`Category`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ByCategory(pub [i64; 6]);
-
-impl ByCategory {
-    /// The sum over all categories, in bytes.
-    #[must_use]
-    pub fn total(&self) -> i64 {
-        self.0.iter().sum()
-    }
-}
-
-impl Index<Category> for ByCategory {
-    type Output = i64;
-
-    fn index(&self, category: Category) -> &i64 {
-        &self.0[category as usize]
-    }
-}
-
-impl IndexMut<Category> for ByCategory {
-    fn index_mut(&mut self, category: Category) -> &mut i64 {
-        &mut self.0[category as usize]
-    }
-}
-
-/// What a heap holds and has held, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeapStats {
-    /// Live bytes by category.
-    pub live: ByCategory,
-    /// The largest total of live bytes since the heap was made or its peak was reset.
-    pub peak: i64,
-    /// How the peak was made up. Exact while one thread uses the heap; with several threads at the very moment of a
-    /// peak it may miss blocks that others allocated or freed then.
-    pub at_peak: ByCategory,
-    /// Freed blocks of 1 MiB and more that are kept for the next allocation of the same size. Not live. Live and cached
-    /// bytes together never exceed the most that was ever live.
-    pub cached: i64,
-}
+pub use account::{ByCategory, Category, HeapStats, Refusal, Room};
 
 /// Installs the allocator for CPU tensors. Idempotent; [`Heap::new`] calls it.
 ///
@@ -132,7 +53,6 @@ pub struct Heap {
 struct Inner {
     raw: NonNull<c_void>,
     name: String,
-    limit: Option<i64>,
 }
 
 // SAFETY: the C++ side uses atomics and locks for everything that changes.
@@ -157,28 +77,38 @@ impl Heap {
         Self::make(name.into(), None)
     }
 
-    /// A heap that refuses to hold more than `bytes` live bytes: an allocation beyond it fails with an error that names
-    /// heap, wanted bytes, live bytes and limit, and comes out of `tch`'s `f_…` functions as an `Err`.
+    /// A heap of `bytes` bytes, rounded down to a multiple of 64, at least [`Heap::SMALLEST`]: one address range in which
+    /// blocks are placed first-fit. Each takes its size rounded up to 64 bytes, and 64 more for its header. Blocks do not
+    /// move, so that an allocation may fail although enough is free in pieces; see [`Room`].
+    ///
+    /// The range is reserved at once; the system supplies pages as they are touched, and has them back when the heap or
+    /// [`Heap::release_cached`] lets go of them.
+    ///
+    /// An allocation that finds no place comes out of `tch`'s `f_…` functions as an `Err`, whose text is the message of
+    /// [`Heap::last_refusal`].
     ///
     /// # Errors
     ///
-    /// If the allocator cannot be installed, or `bytes` does not fit an `i64`.
+    /// If the allocator cannot be installed, `bytes` is too small, or the system has no address range of that size.
     pub fn with_limit(name: impl Into<String>, bytes: usize) -> Result<Self> {
-        let limit = i64::try_from(bytes).map_err(|_| Error::Argument {
+        let size = i64::try_from(bytes).ok().filter(|_| bytes >= Self::SMALLEST).ok_or_else(|| Error::Argument {
             call: "Heap::with_limit",
-            message: format!("the limit {bytes} is above {} bytes", i64::MAX),
+            message: format!("expected a size from {} to {} bytes, found {bytes}", Self::SMALLEST, i64::MAX),
         })?;
-        Self::make(name.into(), Some(limit))
+        Self::make(name.into(), Some(size))
     }
 
-    fn make(name: String, limit: Option<i64>) -> Result<Self> {
+    /// The smallest size for [`Heap::with_limit`], in bytes.
+    pub const SMALLEST: usize = 4096;
+
+    fn make(name: String, size: Option<i64>) -> Result<Self> {
         install()?;
         let mut raw = ptr::null_mut();
         // SAFETY: pointer and length describe `name`, which is copied; `raw` is a valid place.
-        let message = unsafe { ffi::zf_heap_new(name.as_ptr().cast(), name.len(), limit.unwrap_or(-1), &mut raw) };
+        let message = unsafe { ffi::zf_heap_new(name.as_ptr().cast(), name.len(), size.unwrap_or(-1), &mut raw) };
         ffi::check("Heap::new", message)?;
         let raw = NonNull::new(raw).expect("zf_heap_new writes a heap when it succeeds");
-        Ok(Self { inner: Arc::new(Inner { raw, name, limit }) })
+        Ok(Self { inner: Arc::new(Inner { raw, name }) })
     }
 
     /// The name given at construction.
@@ -187,10 +117,35 @@ impl Heap {
         &self.inner.name
     }
 
-    /// The limit in live bytes, if there is one.
+    /// The size in bytes, if it is fixed.
     #[must_use]
     pub fn limit(&self) -> Option<i64> {
-        self.inner.limit
+        self.room().map(|room| room.size)
+    }
+
+    /// What is free, if the size is fixed.
+    #[must_use]
+    pub fn room(&self) -> Option<Room> {
+        let mut room = Room::default();
+        // SAFETY: the heap is alive and the three places are valid.
+        let fixed = unsafe {
+            ffi::zf_heap_room(self.inner.raw.as_ptr(), &mut room.size, &mut room.free, &mut room.largest_free)
+        };
+        fixed.then_some(room)
+    }
+
+    /// The last allocation that found no place, if there was one since the heap was made.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory for its message.
+    pub fn last_refusal(&self) -> Result<Option<Refusal>> {
+        let (mut raw, mut text) = (ffi::RawRefusal::default(), ptr::null_mut());
+        // SAFETY: the heap is alive and both places are valid.
+        let message = unsafe { ffi::zf_heap_refusal(self.inner.raw.as_ptr(), &mut raw, &mut text) };
+        ffi::check("Heap::last_refusal", message)?;
+        // SAFETY: a phase is a text of `phase`, which lives for ever.
+        Ok((!text.is_null()).then(|| unsafe { Refusal::new(&raw, self.limit().unwrap_or(0), ffi::take_text(text)) }))
     }
 
     /// Makes this the calling thread's heap until the guard is dropped. Guards nest.
@@ -199,7 +154,7 @@ impl Heap {
         HeapGuard { before: set_current(Some(self.clone())), _thread: PhantomData }
     }
 
-    /// The calling thread's heap.
+    /// The heap that the calling thread entered.
     #[must_use]
     pub fn current() -> Option<Self> {
         CURRENT.with_borrow(|current| current.0.clone())
@@ -219,6 +174,7 @@ impl Heap {
                 &mut stats.cached,
             );
         }
+        stats.room = self.room();
         stats
     }
 
@@ -228,7 +184,7 @@ impl Heap {
         unsafe { ffi::zf_heap_reset_peak(self.inner.raw.as_ptr()) }
     }
 
-    /// Gives the cached blocks back to the system.
+    /// Gives the memory of cached and free blocks back to the system.
     pub fn release_cached(&self) {
         // SAFETY: the heap is alive.
         unsafe { ffi::zf_heap_drop_cached(self.inner.raw.as_ptr()) }
@@ -237,12 +193,7 @@ impl Heap {
 
 impl fmt::Debug for Heap {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Heap")
-            .field("name", &self.inner.name)
-            .field("limit", &self.inner.limit)
-            .field("stats", &self.stats())
-            .finish()
+        formatter.debug_struct("Heap").field("name", &self.inner.name).field("stats", &self.stats()).finish()
     }
 }
 
@@ -315,5 +266,35 @@ impl Drop for TagGuard {
     fn drop(&mut self) {
         // SAFETY: any value is accepted.
         unsafe { ffi::zf_heap_tag(self.before) };
+    }
+}
+
+/// Names what the calling thread is doing until the guard is dropped, for [`Refusal::phase`]. Guards nest.
+#[must_use = "the former phase returns when the guard is dropped"]
+pub fn phase(name: &'static str) -> PhaseGuard {
+    PhaseGuard { before: set_phase((name.as_ptr().cast(), name.len())), _thread: PhantomData }
+}
+
+/// A text of [`phase`], or a null pointer.
+type RawPhase = (*const c_char, usize);
+
+fn set_phase((text, length): RawPhase) -> RawPhase {
+    let mut before = (ptr::null(), 0);
+    // SAFETY: the text is null or comes from a `&'static str`, and the places are valid.
+    unsafe { ffi::zf_heap_phase(text, length, &mut before.0, &mut before.1) };
+    before
+}
+
+/// Restores the thread's former phase when dropped.
+#[derive(Debug)]
+pub struct PhaseGuard {
+    before: RawPhase,
+    /// The phase belongs to the thread; a raw pointer already keeps the guard there.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Drop for PhaseGuard {
+    fn drop(&mut self) {
+        set_phase(self.before);
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`heap`] | a CPU allocator with live, peak and limit for each rank thread, by category |
+//! | [`heap`] | a CPU allocator with live and peak bytes for each rank, by category; heaps of fixed size, placed first-fit |
 //! | [`autograd`] | backward, gradients, hooks, recomputation ([`autograd::checkpoint`]) |
 //! | [`storage`] | storage resize, typed slices of CPU tensors, 16-bit constructors |
 //! | [`rng`] | the state of libtorch's default CPU generator |
@@ -18,8 +18,8 @@
 //!
 //! # Limitations
 //!
-//! * The heap counts blocks of the CPU allocator only. Memory that an operator takes in libtorch's own worker threads is
-//!   booked to no heap: the current heap is a property of the calling thread.
+//! * The heap counts blocks of the CPU allocator only. It follows a rank to the threads of autograd and of asynchronous
+//!   collectives, but not to those between which one operator divides its work: their scratch is booked to no heap.
 //! * Slices borrow a tensor handle, but other handles of the same memory may exist and be written through.
 //! * Hooks and recomputed functions run while the autograd engine is at work. They must not wait for another thread that
 //!   itself needs the engine of the same CUDA device.

@@ -133,14 +133,9 @@ fn keys_and_values() {
             &["run.toml:2:2", "[activation] is not in"],
         ),
         file(
-            "not here yet: device memory",
-            "[device]\nmemory = \"1GB\"",
-            &["run.toml:3:1", "`device.memory` is not in this"],
-        ),
-        file(
-            "not here yet: emulated",
-            "[device]\nkind = \"emulated\"",
-            &["run.toml:3:8", "\"emulated\" is not in this version"],
+            "not here yet: link",
+            "[device]\nlink = { bandwidth = \"4GB/s\" }",
+            &["run.toml:3:1", "`device.link` is not in this"],
         ),
         file(
             "not here yet: ZeRO 2",

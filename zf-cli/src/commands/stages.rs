@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(entry["default"], true);
         assert!(entry["schema"]["properties"]["lr"].is_object(), "{entry:#}");
         let all: Value = serde_json::from_str(&text(Some("optim"), None, true)).expect("JSON");
-        assert_eq!(all.as_array().map(Vec::len), Some(2));
+        assert_eq!(all.as_array().map(Vec::len), Some(5));
     }
 
     /// Every example is what it claims to be: a section that the stage accepts.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::Run;
 use super::sections::{DeviceSection, LogSection, ReduceSection, RunSection};
 use crate::layout::DType;
-use crate::registry::{Description, Step, schema};
+use crate::registry::{Description, Step, WRAP_LIST, schema};
 use crate::slots;
 
 /// The order of sections in a resolved run.
@@ -59,7 +59,10 @@ impl Run {
             let given = self.root.get(slot.name).and_then(|node| node.table());
             let mut settings = given.map(|tree| tree.plain()).unwrap_or_default();
             settings.remove(slot.key);
+            // Decorators stay as they are given.
+            let decorators = slot.wrap.and_then(|_| settings.remove(WRAP_LIST));
             fill_defaults(entry, &mut settings);
+            settings.extend(decorators.map(|list| (WRAP_LIST.to_owned(), list)));
             let mut section = toml::Table::new();
             section.insert(slot.key.to_owned(), entry.name.into());
             section.extend(settings);
@@ -96,6 +99,12 @@ impl Run {
             }
         }
         for row in &mut rows {
+            let decorators = self.stages.iter().find(|(slot, _)| {
+                slot.wrap.is_some() && row.key.strip_prefix(slot.name) == Some(&format!(".{WRAP_LIST}"))
+            });
+            if let Some((slot, entry)) = decorators {
+                row.help = format!("what goes around {} `{}`, from the inside out", slot.name, entry.name);
+            }
             if let Some((slot, entry)) = self.stages.iter().find(|(slot, _)| {
                 row.key.strip_prefix(slot.name).and_then(|rest| rest.strip_prefix('.')) == Some(slot.key)
             }) {

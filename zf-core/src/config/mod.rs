@@ -30,9 +30,10 @@ use source::{Mark, Source};
 use tree::{Node, Tree};
 
 use crate::registry::{
-    self, BuildContext, BuildError, Description, Fault, Problem, Registry, Slot, SlotInfo, Step, describe, nearest,
+    self, BuildContext, BuildError, Decorator, Description, Fault, Problem, Registry, Slot, SlotInfo, Step, describe,
+    nearest,
 };
-use crate::{Error, Result, slots};
+use crate::{Error, Result};
 
 /// The sections that belong to no stage.
 const FIXED: &[&str] = &["run", "device", "reduce", "log"];
@@ -197,10 +198,9 @@ impl Run {
     }
 
     fn known_sections(&self, registry: &Registry) -> Result<()> {
-        let preset = SlotInfo::of::<slots::Preset>().name;
         let slots = registry.slots();
         let names: Vec<&str> =
-            slots.iter().map(|slot| slot.name).filter(|name| *name != preset).chain(FIXED.iter().copied()).collect();
+            slots.iter().filter(|slot| slot.is_section()).map(|slot| slot.name).chain(FIXED.iter().copied()).collect();
         for (key, what) in NOT_YET {
             if self.given(key) && !names.contains(key) {
                 let path: Vec<Step> = key.split('.').map(|k| Step::Key(k.into())).collect();
@@ -238,7 +238,7 @@ impl Run {
     fn known_stages(&self, registry: &Registry) -> Result<Vec<(SlotInfo, Description)>> {
         let mut stages = Vec::new();
         for slot in registry.slots() {
-            if slot.name == SlotInfo::of::<slots::Preset>().name {
+            if !slot.is_section() {
                 continue;
             }
             let table = self.section(slot.name).map(Tree::plain);
@@ -268,7 +268,12 @@ impl Run {
             };
             let mut settings = given;
             settings.remove(slot.key);
-            entry.check(settings).map_err(|error| self.stage_error(entry, error))?;
+            let decorators = registry.take_decorators(&slot, &mut settings);
+            let checked = decorators.and_then(|all| {
+                entry.check(settings)?;
+                all.into_iter().try_for_each(Decorator::check)
+            });
+            checked.map_err(|error| self.stage_error(entry, error))?;
             stages.push((slot, *entry));
         }
         Ok(stages)

@@ -14,8 +14,7 @@ pub(super) const NOT_YET: &[(&str, &str)] = &[
     ("host", "host worker threads"),
     ("mesh", "axes beside data parallelism"),
     ("sweep", "sweeps"),
-    ("device.memory", "emulated devices"),
-    ("device.link", "emulated devices"),
+    ("device.link", "links of limited speed"),
 ];
 
 /// The fixed sections.
@@ -193,8 +192,26 @@ fn exact(sections: &Sections) -> Result<(), Broken> {
 }
 
 fn devices(device: &DeviceSection) -> Result<(), Broken> {
-    if device.kind == DeviceKind::Emulated {
-        return broken("device.kind", "\"emulated\" is not in this version", "use \"auto\" or \"cpu\"");
+    let smallest = zf_sys::heap::Heap::SMALLEST as u64;
+    match (device.kind, device.memory) {
+        (DeviceKind::Emulated, None) => {
+            return broken(
+                "device.kind",
+                "\"emulated\" needs `memory`, the size of each rank's device",
+                "for example `memory = \"256MiB\"`",
+            );
+        }
+        (DeviceKind::Emulated, Some(size)) if size.0 < smallest => {
+            return broken("device.memory", format!("must be at least {smallest} bytes, found {size}"), "");
+        }
+        (DeviceKind::Auto | DeviceKind::Cpu | DeviceKind::Cuda, Some(_)) => {
+            return broken(
+                "device.memory",
+                "has no effect unless `kind` is \"emulated\"",
+                "take it out, or set `kind = \"emulated\"`",
+            );
+        }
+        (_, None) | (DeviceKind::Emulated, Some(_)) => {}
     }
     if !(1..=1024).contains(&device.threads) {
         return broken("device.threads", format!("must be from 1 to 1024, found {}", device.threads), "");

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::bytes::ByteSize;
 use crate::layout::DType;
 use crate::loss_scale::LossScaleConfig;
 
@@ -112,15 +113,18 @@ pub struct ValidateSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DeviceSection {
-    /// "cpu", "cuda" (with a CUDA libtorch) or "auto": cuda where there is one.
+    /// "cpu", "cuda" (with a CUDA libtorch), "auto": cuda where there is one, or "emulated": a CPU with limited memory.
     pub kind: DeviceKind,
     /// Operator threads a rank.
     pub threads: usize,
+    /// Bytes of each rank's emulated device, for all its tensors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
 }
 
 impl Default for DeviceSection {
     fn default() -> Self {
-        Self { kind: DeviceKind::Auto, threads: 1 }
+        Self { kind: DeviceKind::Auto, threads: 1, memory: None }
     }
 }
 
@@ -134,7 +138,7 @@ pub enum DeviceKind {
     Cpu,
     /// CUDA devices, one a rank.
     Cuda,
-    /// A CPU core with limited memory and a limited link. Not in this version.
+    /// The CPU, with memory of a fixed size for each rank.
     Emulated,
 }
 

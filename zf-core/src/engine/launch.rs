@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use zf_sys::heap::Heap;
 
+use crate::bytes::ByteSize;
 use crate::stage::{Fabric, Transport};
 use crate::{Error, Result};
 
@@ -37,11 +38,32 @@ pub fn run_ranks<T: Send>(
     operator_threads: usize,
     body: impl Fn(Rank) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
+    run_ranks_on(fabric, operator_threads, None, body)
+}
+
+/// The same, with all tensors of a rank on a device of `memory` bytes where that is given.
+///
+/// # Errors
+/// As [`run_ranks`]; memory that the system cannot reserve.
+pub fn run_ranks_on<T: Send>(
+    fabric: &Arc<dyn Fabric>,
+    operator_threads: usize,
+    memory: Option<ByteSize>,
+    body: impl Fn(Rank) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
     let ranks = fabric.local_ranks();
     let world = fabric.world();
-    let start = |rank: usize| -> Result<T> {
+    let heap_of = |rank: &usize| {
+        let name = format!("rank {rank}");
+        match memory {
+            Some(size) => Heap::with_limit(name, usize::try_from(size.0).unwrap_or(usize::MAX)),
+            None => Heap::new(name),
+        }
+    };
+    // Before any rank starts, so that none waits for one that has no memory.
+    let heaps = ranks.iter().map(heap_of).collect::<zf_sys::Result<Vec<_>>>()?;
+    let start = |rank: usize, heap: Heap| -> Result<T> {
         zf_sys::threads::set_operator_threads(operator_threads)?;
-        let heap = Heap::new(format!("rank {rank}"))?;
         let _inside = heap.enter();
         let transport = fabric.connect(rank)?;
         body(Rank { rank, world, transport, heap: heap.clone() })
@@ -50,9 +72,10 @@ pub fn run_ranks<T: Send>(
         let start = &start;
         let threads: Vec<_> = ranks
             .iter()
-            .map(|&rank| {
+            .zip(heaps)
+            .map(|(&rank, heap)| {
                 let guarded = move || {
-                    catch_unwind(AssertUnwindSafe(|| start(rank)))
+                    catch_unwind(AssertUnwindSafe(|| start(rank, heap)))
                         .unwrap_or_else(|panic| Err(Error::Engine(format!("rank {rank} panicked: {}", text(&*panic)))))
                 };
                 std::thread::Builder::new().name(format!("rank-{rank}")).spawn_scoped(scope, guarded)

@@ -17,7 +17,8 @@ mod step;
 mod tensor_sums;
 mod update;
 
-pub use launch::{Rank, run_ranks};
+pub(crate) use launch::text as panic_text;
+pub use launch::{Rank, run_ranks, run_ranks_on};
 pub use options::{EngineOptions, Stages};
 pub use state::{Progress, StateSource};
 pub use step::StepReport;

@@ -1,12 +1,11 @@
 //! What a registered entry is: a description, not an instance.
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 
-use super::settings::{self, BuildError};
+use super::settings::{self, BuildError, guarded};
 use super::{BuildContext, Place};
 use crate::slots;
 
@@ -20,6 +19,9 @@ pub trait Slot: 'static {
     const KEY: &'static str = "kind";
     /// The stage taken when the section names none.
     const DEFAULT: Option<&'static str>;
+    /// The slot whose stages go around stages of this one, if there is one; it builds [`super::Wrap`]. The section lists
+    /// them under `wrap`, from the inside out.
+    const WRAP: Option<&'static str> = None;
     /// What a stage of this slot builds.
     type Stage: 'static;
 }
@@ -47,12 +49,19 @@ pub struct SlotInfo {
     pub key: &'static str,
     /// [`Slot::DEFAULT`].
     pub default: Option<&'static str>,
+    /// [`Slot::WRAP`].
+    pub wrap: Option<&'static str>,
 }
 
 impl SlotInfo {
     /// Those of `S`.
     pub const fn of<S: Slot>() -> Self {
-        Self { name: S::NAME, help: S::HELP, key: S::KEY, default: S::DEFAULT }
+        Self { name: S::NAME, help: S::HELP, key: S::KEY, default: S::DEFAULT, wrap: S::WRAP }
+    }
+
+    /// Whether run files have a section of its name: all but presets and decorators (`transport.wrap`).
+    pub fn is_section(&self) -> bool {
+        self.name != slots::Preset::NAME && !self.name.contains('.')
     }
 }
 
@@ -141,11 +150,6 @@ impl Description {
 
 inventory::collect!(Description);
 
-/// Code of a plugin must not take the program down.
-fn guarded<T>(f: impl FnOnce() -> Result<T, BuildError>) -> Result<T, BuildError> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(BuildError::Panic(panic_text(panic.as_ref()))))
-}
-
 fn schema_of<C: JsonSchema>() -> Schema {
     schemars::schema_for!(C)
 }
@@ -168,14 +172,6 @@ fn no_settings() -> Schema {
 
 fn no_build(_: toml::Table, _: &BuildContext) -> Result<Box<dyn Any>, BuildError> {
     Err(BuildError::Build(anyhow::anyhow!("a preset is part of a run file and cannot be built")))
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
 /// Registers a stage: `register!(SlotType, "name", SettingsType, "one-line help", "example lines of a run file")`.

@@ -7,6 +7,7 @@ mod context;
 mod description;
 pub mod schema;
 mod settings;
+mod wrap;
 
 use std::any::Any;
 use std::fmt;
@@ -16,6 +17,8 @@ pub use context::{BuildContext, DataBundle, ModelBundle};
 pub use description::{Build, Description, Slot, SlotInfo};
 pub(crate) use settings::{BuildError, read};
 pub use settings::{Fault, Problem, Step, dotted, setting};
+pub use wrap::Wrap;
+pub(crate) use wrap::{Decorator, LIST as WRAP_LIST};
 
 use crate::{Error, Result, slots};
 
@@ -129,7 +132,8 @@ impl Registry {
             .ok_or_else(|| Error::Config(format!("unknown {slot} stage `{name}`: {}", self.unknown_name(slot, name))))
     }
 
-    /// Builds the stage that `table`, a section of a run file, names by [`Slot::KEY`] (or [`Slot::DEFAULT`]).
+    /// Builds the stage that `table`, a section of a run file, names by [`Slot::KEY`] (or [`Slot::DEFAULT`]), with those
+    /// of its key `wrap` around it, where the slot has such ([`Slot::WRAP`]).
     ///
     /// # Errors
     /// An unknown name, settings that are wrong (naming the key), what the stage's own `build` returns, a panic in it.
@@ -166,11 +170,12 @@ impl Registry {
     ) -> Result<S::Stage, BuildError> {
         let mut table = table.clone();
         table.remove(S::KEY);
+        let decorators = self.take_decorators(&SlotInfo::of::<S>(), &mut table)?;
         let stage: Box<dyn Any> = entry.build(table, cx)?;
         let stage = stage.downcast::<S::Stage>().map_err(|_| {
             BuildError::Build(anyhow::anyhow!("slot `{}` is declared twice with different stage types", S::NAME))
         })?;
-        Ok(*stage)
+        decorators.into_iter().try_fold(*stage, |stage, decorator| decorator.around::<S>(stage, cx))
     }
 }
 

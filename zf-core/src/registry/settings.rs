@@ -1,5 +1,8 @@
 //! Reading a stage's own settings, with errors that say which key is wrong.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use schemars::Schema;
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
@@ -183,6 +186,19 @@ pub(super) fn refuse_unknown(table: &toml::Table, schema: &Schema) -> Result<(),
             fault: Fault::UnknownKey { expected: sorted(properties.keys().cloned()) },
         })),
     }
+}
+
+/// Code of a plugin must not take the program down: a panic becomes an error.
+pub(super) fn guarded<T>(f: impl FnOnce() -> Result<T, BuildError>) -> Result<T, BuildError> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(BuildError::Panic(panic_text(panic.as_ref()))))
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
 fn problem(error: &serde_path_to_error::Error<toml::de::Error>) -> Problem {

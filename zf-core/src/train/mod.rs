@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use crate::checkpoint::new_attempt;
 use crate::config::{DeviceKind, DeviceSection, LogSection, ReduceSection, RunSection};
 use crate::data::{BatchPlan, Split};
-use crate::engine::{EngineOptions, Stages, run_ranks};
+use crate::engine::{EngineOptions, Stages, run_ranks_on};
 use crate::record::Summary;
 use crate::registry::{DataBundle, ModelBundle};
 use crate::stage::Fabric;
@@ -95,7 +95,7 @@ impl Training {
             String::from_utf8(attempt).map_err(|_| Error::comm("rank 0 sent a garbled name of this start"))?;
         let observer = Mutex::new(observer);
         let body = |rank| rank::run(self, &plan, &attempt, &observer, rank);
-        let outcomes = run_ranks(&self.fabric, self.device.threads, body)?;
+        let outcomes = run_ranks_on(&self.fabric, self.device.threads, self.device.memory, body)?;
         if self.log.trace {
             let traces: Vec<_> = outcomes.iter().map(|outcome| outcome.trace.clone()).collect();
             write_traces(&self.folder.join(self.trace_name()), &traces)?;
@@ -186,6 +186,12 @@ impl Training {
     }
 
     fn device(&self) -> Result<tch::Device> {
+        let emulated = self.device.kind == DeviceKind::Emulated;
+        if emulated != self.device.memory.is_some() {
+            return Err(Error::Config(
+                "`device.memory` is given where, and only where, `device.kind` is \"emulated\"".into(),
+            ));
+        }
         match self.device.kind {
             DeviceKind::Cpu => Ok(tch::Device::Cpu),
             DeviceKind::Auto if !tch::Cuda::is_available() => Ok(tch::Device::Cpu),
@@ -198,7 +204,7 @@ impl Training {
                  transport moves host memory"
                     .into(),
             )),
-            DeviceKind::Emulated => Err(Error::Config("`device.kind = \"emulated\"` is not in this version".into())),
+            DeviceKind::Emulated => Ok(tch::Device::Cpu),
         }
     }
 }

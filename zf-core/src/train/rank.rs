@@ -1,14 +1,21 @@
 //! The loop of one rank.
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
+
+use zf_sys::heap::Refusal;
 
 use super::measure::Meter;
 use super::observer::Observer;
 use super::save::Saver;
 use super::{RunPlan, Training};
 use crate::checkpoint::{Best, step_path};
+use crate::config::ReduceWhen;
 use crate::data::{Order, OrderKind, Split, Turn, assemble};
-use crate::engine::{Engine, Rank};
+use crate::device::{self, Situation};
+use crate::engine::{Engine, Rank, panic_text as text};
+use crate::mesh::Mesh;
 use crate::record::Summary;
 use crate::trace::{DEFAULT_EVENTS, Lane, Trace};
 use crate::{Error, Result};
@@ -39,7 +46,53 @@ pub(crate) fn run(
     observer: &Mutex<&mut dyn Observer>,
     rank: Rank,
 ) -> Result<Outcome> {
+    let (index, world, heap) = (rank.rank, rank.world, rank.heap.clone());
+    let step = Cell::new(training.resume.as_ref().map_or(0, |resume| resume.meta().step));
+    let full = |error: Error| match device::explain(error, &heap, |refusal| situation(training, plan, world, refusal)) {
+        error @ Error::OutOfMemory(_) => Error::At { rank: index, step: step.get(), source: Box::new(error) },
+        error => error,
+    };
+    match catch_unwind(AssertUnwindSafe(|| train(training, plan, attempt, observer, rank, &step))) {
+        Ok(result) => result.map_err(full),
+        // A model that calls operators by their panicking forms runs out of memory in a panic.
+        Err(panic) => match full(Error::Engine(text(&*panic))) {
+            Error::Engine(_) => resume_unwind(panic),
+            error => Err(error),
+        },
+    }
+}
+
+/// What the run uses, for advice on a full device.
+fn situation(training: &Training, plan: &RunPlan, world: usize, refusal: &Refusal) -> Result<Situation> {
+    let stages = &training.stages;
+    let node = if plan.options.ranks_per_node == 0 { world } else { plan.options.ranks_per_node };
+    let mesh = Mesh::data(world)?.with_node(node)?;
+    let units = training.model.model.units();
+    let layout = stages.partitioner.layout(&units, plan.options.dtype, &mesh, stages.optimizer.needs())?;
+    Ok(Situation {
+        asked: (refusal.asked, refusal.category),
+        live: refusal.live,
+        fragmented: refusal.is_fragmentation(),
+        world,
+        split: device::Split::of(&layout),
+        dtype: plan.options.dtype,
+        accumulate: plan.options.accumulate,
+        accumulate_free: !plan.options.exact && plan.options.reduce_when != ReduceWhen::MicroBatch,
+        micro_batch: training.run.micro_batch,
+        sequence_length: training.data.dataset.sequence_length(),
+    })
+}
+
+fn train(
+    training: &Training,
+    plan: &RunPlan,
+    attempt: &str,
+    observer: &Mutex<&mut dyn Observer>,
+    rank: Rank,
+    step: &Cell<u64>,
+) -> Result<Outcome> {
     let Rank { rank, world, transport, heap } = rank;
+    let starting = zf_sys::heap::phase("start");
     let model = training.model.model.clone();
     let weights = &*training.model.weights;
     let trace = Trace::new(rank, if training.log.trace { DEFAULT_EVENTS } else { 0 });
@@ -78,11 +131,13 @@ pub(crate) fn run(
     notes.extend(training.resume.iter().flat_map(|resume| resume.changes(&training.resolved)));
     tell(&mut |o| o.start(run.engine.steps(), plan.steps, &notes));
 
+    drop(starting);
     let mut interrupted = false;
     while run.engine.steps() < plan.steps && !interrupted {
         if training.stop.requested() {
             run.engine.request_stop();
         }
+        step.set(run.engine.steps());
         let report = run.step()?;
         interrupted = report.stop && run.engine.steps() < plan.steps;
         let done = run.engine.steps();

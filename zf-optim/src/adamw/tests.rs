@@ -1,6 +1,8 @@
 use half::{bf16, f16};
+use tch::Tensor;
 
 use super::*;
+use crate::samples::numbers;
 
 fn rule() -> AdamW {
     AdamWConfig::default().rule().unwrap()
@@ -8,24 +10,6 @@ fn rule() -> AdamW {
 
 fn hyper(count: u64) -> Hyper {
     Hyper { lr: 1e-3, weight_decay: 0.1, count, grad_scale: 0.7 }
-}
-
-/// Numbers of many magnitudes, with zeros, subnormals and both signs.
-fn numbers(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    (0..n)
-        .map(|i| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let x = (state >> 40) as f32 / (1 << 23) as f32 - 1.0;
-            match i % 11 {
-                0 => 0.0,
-                1 => f32::from_bits((state >> 45) as u32),
-                2 => x * 1e-20,
-                3 => x * 1e10,
-                _ => x,
-            }
-        })
-        .collect()
 }
 
 #[derive(Clone)]
@@ -43,7 +27,7 @@ impl State {
     fn step(&mut self, level: Level, grad: &[f32], hyper: &Hyper, out: Out<'_>) -> Result<()> {
         let state = vec![&mut self.m[..], &mut self.v[..]];
         let mut slice = HostSlice { master: &mut self.p, grad, state, out, sums: &[], shape: &[] };
-        rule().apply_at(level, &mut slice, hyper)
+        rule().update_host("adamw", level, &mut slice, hyper)
     }
 
     fn bits(&self) -> Vec<u32> {

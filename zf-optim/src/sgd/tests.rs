@@ -2,27 +2,18 @@ use half::bf16;
 use tch::Tensor;
 
 use super::*;
+use crate::samples::uniform;
 
 fn rule(momentum: f64) -> Sgd {
     SgdConfig { momentum, ..Default::default() }.rule().unwrap()
 }
 
-fn numbers(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    (0..n)
-        .map(|_| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
-}
-
 /// Runs five steps in host form at `level` and returns parameters and buffer.
 fn host(level: Level, momentum: f64, decay: f64, n: usize) -> (Vec<f32>, Vec<f32>) {
-    let (mut p, mut buffer) = (numbers(n, 1), vec![0.0; n]);
+    let (mut p, mut buffer) = (uniform(n, 1), vec![0.0; n]);
     let mut out = vec![bf16::NAN; n];
     for count in 1..=5 {
-        let grad = numbers(n, 50 + count);
+        let grad = uniform(n, 50 + count);
         let state = if momentum == 0.0 { Vec::new() } else { vec![&mut buffer[..]] };
         let mut slice =
             HostSlice { master: &mut p, grad: &grad, state, out: Out::Bf16(&mut out), sums: &[], shape: &[] };
@@ -45,15 +36,15 @@ fn levels_and_device_form_give_the_same_bits() {
                 for &level in Level::available() {
                     assert_eq!(host(level, momentum, decay, n), expected, "{level:?} {momentum} {decay} {n}");
                 }
-                let (p, buffer) = (Tensor::from_slice(&numbers(n, 1)), Tensor::from_slice(&vec![0.0f32; n]));
+                let (p, buffer) = (Tensor::from_slice(&uniform(n, 1)), Tensor::from_slice(&vec![0.0f32; n]));
                 let state = if momentum == 0.0 { vec![] } else { vec![buffer.shallow_clone()] };
                 for count in 1..=5 {
-                    let grad = Tensor::from_slice(&numbers(n, 50 + count));
+                    let grad = Tensor::from_slice(&uniform(n, 50 + count));
                     let slice =
                         TensorSlice { master: &p, grad: &grad, state: &state, out: None, sums: &[], shape: &[] };
                     rule(momentum).apply_tensor(&slice, &hyper(decay, count)).unwrap();
                     // The gradient belongs to the engine.
-                    assert_eq!(Vec::<f32>::try_from(&grad).unwrap(), numbers(n, 50 + count));
+                    assert_eq!(Vec::<f32>::try_from(&grad).unwrap(), uniform(n, 50 + count));
                 }
                 let back = |t: &Tensor| Vec::<f32>::try_from(t).unwrap();
                 assert_eq!((back(&p), back(&buffer)), expected, "{momentum} {decay} {n}");

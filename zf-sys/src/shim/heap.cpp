@@ -3,224 +3,80 @@
 // A block is [header][data], and the data begin on a 64-byte boundary. The header says to whom the block is booked, so
 // a free from any thread is booked right, and the context of a DataPtr is the data pointer itself, which
 // `Allocator::raw_allocate` (used by oneDNN) demands.
+//
+// A heap of fixed size takes its blocks from an arena of its own, the others from the system.
 
 #include "shim.h"
 
+#include "heap.h"
+
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
-#include <array>
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <mutex>
+#include <memory>
 #include <string>
 
 namespace {
 
-constexpr size_t kCategories = 6;
+using zf::Header;
+using zf::header_of;
+using zf::Heap;
+
 constexpr uint8_t kOther = 5;
-constexpr size_t kAlignment = 64;
+constexpr uint8_t kNone = UINT8_MAX; // no tag is set
 constexpr size_t kPage = 4096;
 // Blocks from this size on are kept when freed: below it malloc reuses memory well by itself.
 constexpr size_t kLarge = size_t{1} << 20;
-constexpr int64_t kUnlimited = INT64_MAX;
 
-class Heap;
-
-struct alignas(kAlignment) Header {
-  Heap* heap; // null for a block made while no heap was current
-  size_t bytes; // as asked for
-  size_t capacity; // of the data, rounded up
-  uint8_t category;
+// Heap and category of a thread, in the form in which libtorch hands thread state on: to the threads on which autograd
+// runs deeply nested backward passes, and to those of asynchronous collectives. So their memory is booked to the rank
+// that asked for the work.
+struct Place final : c10::DebugInfoBase {
+  Place(Heap* owner, uint8_t tag) noexcept : heap(owner), category(tag) {
+    heap->retain();
+  }
+  ~Place() override {
+    heap->release();
+  }
+  Heap* const heap;
+  const uint8_t category;
 };
-static_assert(sizeof(Header) == kAlignment, "the data must stay aligned behind the header");
 
-Header* header_of(void* data) noexcept {
-  return static_cast<Header*>(data) - 1;
+// One of the two kinds that libtorch itself never uses.
+constexpr auto kPlace = c10::DebugInfoKind::TEST_INFO;
+
+thread_local Heap* current_heap = nullptr; // entered on this thread
+thread_local uint8_t current_category = kNone; // tagged on this thread
+thread_local bool published = false;
+thread_local zf::Phase phase;
+
+uint8_t or_other(uint8_t category) noexcept {
+  return category == kNone ? kOther : category;
 }
 
-class Heap {
- public:
-  Heap(std::string name, int64_t limit) : name_(std::move(name)), limit_(limit) {}
-
-  // Books `bytes`, or throws when that would pass the limit.
-  void charge(size_t bytes, uint8_t category) {
-    const auto amount = static_cast<int64_t>(bytes);
-    int64_t total;
-    if (limit_ == kUnlimited) {
-      total = total_.fetch_add(amount, std::memory_order_relaxed) + amount;
-    } else {
-      int64_t before = total_.load(std::memory_order_relaxed);
-      do {
-        if (amount > limit_ - before) {
-          throw std::runtime_error(
-              "heap '" + name_ + "' is full: an allocation of " + std::to_string(bytes) + " bytes was wanted, " +
-              std::to_string(before) + " bytes are live and the limit is " + std::to_string(limit_) + " bytes");
-        }
-      } while (!total_.compare_exchange_weak(before, before + amount, std::memory_order_relaxed));
-      total = before + amount;
+// Tells libtorch this thread's heap and category. Out of memory, or between guards of others that do not nest with ours,
+// other threads' memory stays unbooked.
+void publish() noexcept {
+  try {
+    if (published) {
+      published = false;
+      c10::ThreadLocalDebugInfo::_pop(kPlace);
     }
-    live_[category].fetch_add(amount, std::memory_order_relaxed);
-    raise(high_, total);
-    if (raise(peak_, total)) {
-      // The split by category is taken when the total next falls (or is asked for): until then it can only be the
-      // split of a higher peak. So a growing heap pays one store an allocation and no lock.
-      unsplit_.store(true, std::memory_order_release);
+    if (current_heap != nullptr) {
+      auto place = std::make_shared<Place>(current_heap, or_other(current_category));
+      c10::ThreadLocalDebugInfo::_push(kPlace, std::move(place));
+      published = true;
     }
+  } catch (...) {
   }
-
-  void discharge(size_t bytes, uint8_t category) noexcept {
-    if (unsplit_.load(std::memory_order_acquire)) {
-      split();
-    }
-    live_[category].fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
-    total_.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
-  }
-
-  // Books a live block under another category. The split at the peak follows: the bytes were always of that kind.
-  void move(size_t bytes, uint8_t from, uint8_t to) noexcept {
-    live_[from].fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
-    live_[to].fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
-  }
-
-  // A kept block of exactly this capacity, or null.
-  Header* reuse(size_t capacity) noexcept {
-    const std::lock_guard<std::mutex> lock(kept_lock_);
-    for (size_t i = kept_.size(); i-- > 0;) {
-      Header* header = kept_[i];
-      if (header->capacity == capacity) {
-        kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
-        cached_.fetch_sub(static_cast<int64_t>(header->bytes), std::memory_order_relaxed);
-        return header;
-      }
-    }
-    return nullptr;
-  }
-
-  // Makes room for a new block that is booked already.
-  void make_room() noexcept {
-    if (cached_.load(std::memory_order_relaxed) > 0 && above_high()) {
-      const std::lock_guard<std::mutex> lock(kept_lock_);
-      trim();
-    }
-  }
-
-  // Keeps a freed block if that does not raise the memory held above what was once live.
-  void keep(Header* header) noexcept {
-    const std::lock_guard<std::mutex> lock(kept_lock_);
-    if (closed_) {
-      std::free(header);
-      return;
-    }
-    try {
-      kept_.push_back(header);
-    } catch (...) {
-      std::free(header);
-      return;
-    }
-    cached_.fetch_add(static_cast<int64_t>(header->bytes), std::memory_order_relaxed);
-    trim();
-  }
-
-  void drop_kept(bool close) noexcept {
-    const std::lock_guard<std::mutex> lock(kept_lock_);
-    closed_ = closed_ || close;
-    for (Header* header : kept_) {
-      std::free(header);
-    }
-    kept_.clear();
-    cached_.store(0, std::memory_order_relaxed);
-  }
-
-  void reset_peak() noexcept {
-    peak_.store(total_.load(std::memory_order_relaxed), std::memory_order_relaxed);
-    unsplit_.store(true, std::memory_order_release);
-  }
-
-  void stats(int64_t* live, int64_t* at_peak, int64_t* peak, int64_t* cached) noexcept {
-    if (unsplit_.load(std::memory_order_acquire)) {
-      split();
-    }
-    const std::lock_guard<std::mutex> lock(split_lock_);
-    for (size_t i = 0; i < kCategories; ++i) {
-      live[i] = live_[i].load(std::memory_order_relaxed);
-      at_peak[i] = at_peak_[i];
-    }
-    *peak = peak_.load(std::memory_order_relaxed);
-    *cached = cached_.load(std::memory_order_relaxed);
-  }
-
-  void retain() noexcept {
-    references_.fetch_add(1, std::memory_order_relaxed);
-  }
-
-  // The owner and every live block hold one reference each.
-  void release() noexcept {
-    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      delete this;
-    }
-  }
-
- private:
-  static bool raise(std::atomic<int64_t>& mark, int64_t value) noexcept {
-    int64_t seen = mark.load(std::memory_order_relaxed);
-    while (seen < value) {
-      if (mark.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
-        return true;
-      }
-    }
-    return false;
-  }
-
-  void split() noexcept {
-    const std::lock_guard<std::mutex> lock(split_lock_);
-    if (unsplit_.exchange(false, std::memory_order_acq_rel)) {
-      for (size_t i = 0; i < kCategories; ++i) {
-        at_peak_[i] = live_[i].load(std::memory_order_relaxed);
-      }
-    }
-  }
-
-  bool above_high() const noexcept {
-    return total_.load(std::memory_order_relaxed) + cached_.load(std::memory_order_relaxed) >
-        high_.load(std::memory_order_relaxed);
-  }
-
-  // Gives the oldest kept blocks back until live and kept bytes together are no more than were once live. Call with
-  // `kept_lock_` held.
-  void trim() noexcept {
-    size_t gone = 0;
-    while (gone < kept_.size() && above_high()) {
-      Header* header = kept_[gone++];
-      cached_.fetch_sub(static_cast<int64_t>(header->bytes), std::memory_order_relaxed);
-      std::free(header);
-    }
-    kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(gone));
-  }
-
-  const std::string name_;
-  const int64_t limit_;
-  std::atomic<int64_t> references_{1};
-  std::array<std::atomic<int64_t>, kCategories> live_{};
-  std::atomic<int64_t> total_{0};
-  std::atomic<int64_t> peak_{0}; // since the last reset
-  std::atomic<int64_t> high_{0}; // ever
-  std::atomic<bool> unsplit_{false};
-  std::mutex split_lock_;
-  std::array<int64_t, kCategories> at_peak_{};
-  std::atomic<int64_t> cached_{0};
-  std::mutex kept_lock_;
-  std::vector<Header*> kept_; // oldest first
-  bool closed_ = false;
-};
-
-thread_local Heap* current_heap = nullptr;
-thread_local uint8_t current_category = kOther;
+}
 
 void* new_block(size_t capacity) noexcept {
   void* memory = nullptr;
-  return posix_memalign(&memory, kAlignment, sizeof(Header) + capacity) == 0 ? memory : nullptr;
+  return posix_memalign(&memory, zf::kAlignment, sizeof(Header) + capacity) == 0 ? memory : nullptr;
 }
 
 void free_block(void* data) {
@@ -234,7 +90,9 @@ void free_block(void* data) {
     return;
   }
   heap->discharge(header->bytes, header->category);
-  if (header->capacity >= kLarge) {
+  if (heap->fixed()) {
+    heap->put_back(header);
+  } else if (header->capacity >= kLarge) {
     heap->keep(header);
   } else {
     std::free(header);
@@ -264,38 +122,58 @@ class HeapAllocator final : public c10::Allocator {
       throw std::runtime_error("an allocation of " + std::to_string(bytes) + " bytes is not possible");
     }
     Heap* heap = current_heap;
-    const uint8_t category = current_category;
-    const bool large = bytes >= kLarge;
-    const size_t capacity = large ? (bytes + kPage - 1) / kPage * kPage : bytes;
-    Header* header = nullptr;
-    if (heap != nullptr) {
+    uint8_t category = current_category;
+    if (heap == nullptr) {
+      if (const auto* place = static_cast<Place*>(c10::ThreadLocalDebugInfo::get(kPlace))) {
+        heap = place->heap;
+        category = category == kNone ? place->category : category;
+      }
+    }
+    category = or_other(category);
+    Header* header;
+    if (heap == nullptr) {
+      header = from_system(nullptr, bytes);
+    } else if (heap->fixed()) {
+      header = heap->place(bytes, category, phase);
       heap->charge(bytes, category);
-      if (large) {
-        header = heap->reuse(capacity);
+      heap->retain();
+    } else {
+      heap->charge(bytes, category);
+      try {
+        header = from_system(heap, bytes);
+      } catch (...) {
+        heap->discharge(bytes, category);
+        throw;
       }
-    }
-    if (header == nullptr) {
-      if (heap != nullptr) {
-        heap->make_room();
-      }
-      void* memory = new_block(capacity);
-      if (memory == nullptr && heap != nullptr) {
-        heap->drop_kept(false);
-        memory = new_block(capacity);
-      }
-      if (memory == nullptr) {
-        if (heap != nullptr) {
-          heap->discharge(bytes, category);
-        }
-        throw std::runtime_error("the system has no memory for an allocation of " + std::to_string(bytes) + " bytes");
-      }
-      header = static_cast<Header*>(memory);
-    }
-    if (heap != nullptr) {
       heap->retain();
     }
-    *header = Header{heap, bytes, capacity, category};
+    header->heap = heap;
+    header->bytes = bytes;
+    header->category = category;
     return header + 1;
+  }
+
+  // A block of the system, for a heap without an arena or for none. Its capacity is set.
+  static Header* from_system(Heap* heap, size_t bytes) {
+    const bool large = bytes >= kLarge;
+    const size_t capacity = large ? (bytes + kPage - 1) / kPage * kPage : bytes;
+    if (heap != nullptr) {
+      if (Header* kept = large ? heap->reuse(capacity) : nullptr) {
+        return kept;
+      }
+      heap->make_room();
+    }
+    void* memory = new_block(capacity);
+    if (memory == nullptr && heap != nullptr) {
+      heap->drop_kept(false);
+      memory = new_block(capacity);
+    }
+    if (memory == nullptr) {
+      throw std::runtime_error("the system has no memory for an allocation of " + std::to_string(bytes) + " bytes");
+    }
+    auto* header = static_cast<Header*>(memory);
+    header->capacity = capacity;
+    return header;
   }
 };
 
@@ -312,8 +190,12 @@ ZfMessage zf_heap_install() noexcept {
   });
 }
 
-ZfMessage zf_heap_new(const char* name, size_t length, int64_t limit, void** out) noexcept {
-  return zf::guarded([&] { *out = new Heap(std::string(name, length), limit < 0 ? kUnlimited : limit); });
+// A negative size makes a heap without an arena.
+ZfMessage zf_heap_new(const char* name, size_t length, int64_t size, void** out) noexcept {
+  return zf::guarded([&] {
+    std::string text(name, length);
+    *out = size < 0 ? new Heap(std::move(text)) : new Heap(std::move(text), static_cast<size_t>(size));
+  });
 }
 
 void zf_heap_release(void* heap) noexcept {
@@ -325,12 +207,16 @@ void zf_heap_release(void* heap) noexcept {
 void* zf_heap_enter(void* heap) noexcept {
   void* before = current_heap;
   current_heap = static_cast<Heap*>(heap);
+  publish();
   return before;
 }
 
 uint8_t zf_heap_tag(uint8_t category) noexcept {
   const uint8_t before = current_category;
-  current_category = category < kCategories ? category : kOther;
+  current_category = category < kCategories ? category : kNone;
+  if (current_heap != nullptr && current_category != before) {
+    publish();
+  }
   return before;
 }
 
@@ -351,6 +237,27 @@ ZfMessage zf_heap_retag(ZfTensor tensor, uint8_t category) noexcept {
 
 void zf_heap_stats(void* heap, int64_t* live, int64_t* at_peak, int64_t* peak, int64_t* cached) noexcept {
   static_cast<Heap*>(heap)->stats(live, at_peak, peak, cached);
+}
+
+bool zf_heap_room(void* heap, int64_t* size, int64_t* free, int64_t* largest) noexcept {
+  return static_cast<Heap*>(heap)->room(size, free, largest);
+}
+
+// `text` stays null where nothing was refused.
+ZfMessage zf_heap_refusal(void* heap, ZfRefusal* out, ZfMessage* text) noexcept {
+  return zf::guarded([&] {
+    std::string words;
+    if (static_cast<Heap*>(heap)->last_refusal(out, &words)) {
+      *text = zf::message(words.c_str());
+    }
+  });
+}
+
+// Names what the thread is doing, for refusals. The text must live for ever.
+void zf_heap_phase(const char* text, size_t length, const char** before, size_t* before_length) noexcept {
+  *before = phase.text;
+  *before_length = phase.length;
+  phase = {text, length};
 }
 
 void zf_heap_reset_peak(void* heap) noexcept {

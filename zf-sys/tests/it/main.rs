@@ -1,9 +1,12 @@
 //! Tests of the shim, one process each under nextest.
 
+mod arena;
+mod arena_model;
 mod checkpoint;
 mod grads;
 mod heap;
 mod heap_model;
+mod heap_threads;
 mod hooks;
 mod runtime;
 mod storage;

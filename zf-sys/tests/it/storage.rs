@@ -60,10 +60,10 @@ fn growing_and_shrinking_keep_the_common_front() {
 
 #[test]
 fn a_refill_beyond_the_limit_leaves_the_storage_as_it_was() {
-    let heap = Heap::with_limit("full", 1000).unwrap();
+    let heap = Heap::with_limit("full", 4096).unwrap();
     let _inside = heap.enter();
     let tensor = tensor_from(&[5_u8; 600], &[600]).unwrap();
-    let error = resize_bytes(&tensor, 1001).unwrap_err().to_string();
+    let error = resize_bytes(&tensor, 4001).unwrap_err().to_string();
     assert!(error.contains("heap 'full'"), "{error}");
     assert_eq!(slice::<u8>(&tensor).unwrap(), [5; 600]);
 }
