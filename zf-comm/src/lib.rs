@@ -48,6 +48,7 @@
 //! # }
 //! ```
 
+mod c10d;
 mod counting;
 mod duration;
 mod kernel;
@@ -57,6 +58,7 @@ mod threads;
 mod work;
 mod wrap;
 
+pub use c10d::{Backend, C10d, C10dConfig, Rendezvous};
 pub use threads::{Threads, ThreadsConfig};
 pub use wrap::{
     Bandwidth, BandwidthError, Blocking, BlockingConfig, Counted, Delayed, DelayedConfig, Failing, FailingConfig, Log,

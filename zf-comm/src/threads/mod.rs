@@ -16,6 +16,7 @@ use zf_core::{Error, Result};
 
 use hub::Hub;
 use transport::ThreadsTransport;
+pub(crate) use transport::{Done, check_group, list, seconds};
 
 /// Each rank has two threads.
 const MOST_RANKS: usize = 1024;
