@@ -1,18 +1,19 @@
-//! Durations in run files: a number and a unit, `"60s"`, `"500ms"`, `"2m"`.
+//! Durations in run files: a number and a unit, `"60s"`, `"500ms"`, `"10us"`, `"2m"`.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serializer};
 
-const UNITS: [(&str, f64); 4] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+const UNITS: [(&str, f64); 5] = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
 const LONGEST: f64 = 1e9;
 
-/// Reads a duration such as `60s`, `1.5m`, `500ms` or `2h`.
+/// Reads a duration such as `60s`, `1.5m`, `500ms`, `10us` or `2h`.
 ///
 /// # Errors
-/// A text that is not a positive number followed by `ms`, `s`, `m` or `h`.
+/// A text that is not a positive number followed by `us`, `ms`, `s`, `m` or `h`.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("expected a duration such as \"60s\", \"500ms\", \"2m\" or \"1h\", found {text:?}");
+    let wrong =
+        || format!("expected a duration such as \"60s\", \"500ms\", \"10us\", \"2m\" or \"1h\", found {text:?}");
     let trimmed = text.trim();
     let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = &trimmed[digits.len()..];
@@ -25,8 +26,11 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
 /// Writes a duration the way [`parse`] reads it, in the largest unit that keeps it whole.
 pub(crate) fn format(duration: Duration) -> String {
     let milliseconds = duration.as_millis();
-    if milliseconds == 0 || !milliseconds.is_multiple_of(1000) {
-        return format!("{}ms", duration.as_secs_f64() * 1e3);
+    if milliseconds == 0 {
+        return format!("{}us", duration.as_nanos() as f64 / 1e3);
+    }
+    if !duration.subsec_nanos().is_multiple_of(1_000_000) || !milliseconds.is_multiple_of(1000) {
+        return format!("{}ms", duration.as_nanos() as f64 / 1e6);
     }
     match milliseconds / 1000 {
         seconds if seconds.is_multiple_of(3600) => format!("{}h", seconds / 3600),
@@ -52,6 +56,7 @@ mod tests {
         for (text, milliseconds, again) in [
             ("60s", 60_000, "1m"),
             ("500ms", 500, "500ms"),
+            ("2000us", 2, "2ms"),
             ("2m", 120_000, "2m"),
             ("1.5 s", 1500, "1500ms"),
             ("1h", 3_600_000, "1h"),
@@ -60,6 +65,9 @@ mod tests {
             let duration = parse(text).expect(text);
             assert_eq!(duration, Duration::from_millis(milliseconds), "{text}");
             assert_eq!(format(duration), again);
+        }
+        for text in ["5us", "0.5us", "1.25ms", "1000.5ms"] {
+            assert_eq!(format(parse(text).expect(text)), text);
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! [`Threads`] connects ranks that are threads of one process. Collectives are true ones over shared memory: each rank
 //! adds up or copies its own part, reading the others' tensors where they lie, and additions are always made in the
-//! order of the group's members, so that every run gives the same bits. [`Counted`], [`Delayed`] and [`Failing`] are
-//! transports around another one, and [`wrap`] puts them around every rank of a fabric.
+//! order of the group's members, so that every run gives the same bits. [`Counted`], [`Delayed`], [`Reordering`], [`Blocking`],
+//! [`Failing`] and [`Modelled`] are transports around another one, and [`wrap`] puts them around every rank of a fabric.
 //!
 //! A collective that cannot complete ends with an error on every rank that waits for it: ranks that brought different
 //! things, one that failed ([`Transport::abort`](zf_core::stage::Transport::abort)), left, panicked, or did not come
@@ -48,6 +48,7 @@
 //! # }
 //! ```
 
+mod c10d;
 mod counting;
 mod duration;
 mod kernel;
@@ -57,5 +58,9 @@ mod threads;
 mod work;
 mod wrap;
 
+pub use c10d::{Backend, C10d, C10dConfig, Rendezvous};
 pub use threads::{Threads, ThreadsConfig};
-pub use wrap::{Counted, Delayed, Failing, Log, Record, When, wrap};
+pub use wrap::{
+    Bandwidth, BandwidthError, Blocking, BlockingConfig, Counted, Delayed, DelayedConfig, Failing, FailingConfig, Log,
+    Modelled, ModelledConfig, Record, Reordering, ReorderingConfig, Tier, When, wrap,
+};

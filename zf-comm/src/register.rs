@@ -6,7 +6,7 @@ use zf_core::registry::{Build, BuildContext};
 use zf_core::slots;
 use zf_core::stage::Fabric;
 
-use crate::{Threads, ThreadsConfig};
+use crate::{C10d, C10dConfig, Threads, ThreadsConfig};
 
 impl Build<slots::Transport> for ThreadsConfig {
     fn build(self, _cx: &BuildContext) -> anyhow::Result<Arc<dyn Fabric>> {
@@ -21,4 +21,19 @@ zf_core::register!(
     ThreadsConfig,
     "ranks are threads of one process and exchange tensors through shared memory",
     "ranks = 2"
+);
+
+impl Build<slots::Transport> for C10dConfig {
+    fn build(self, _cx: &BuildContext) -> anyhow::Result<Arc<dyn Fabric>> {
+        Ok(Arc::new(C10d::new(&self)?))
+    }
+}
+
+zf_core::register!(
+    slots::Transport,
+    "c10d",
+    C10dConfig,
+    "ranks are processes, started by `zf launch`, torchrun, srun or mpirun, and exchange tensors over PyTorch's process \
+     groups",
+    "timeout = \"60s\""
 );

@@ -6,5 +6,9 @@ mod collectives;
 mod common;
 #[path = "all/failures.rs"]
 mod failures;
+#[path = "all/listed.rs"]
+mod listed;
+#[path = "all/orders.rs"]
+mod orders;
 #[path = "all/wrappers.rs"]
 mod wrappers;

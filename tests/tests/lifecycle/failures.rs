@@ -92,7 +92,7 @@ fn a_rank_that_does_not_come() {
     };
     let text = |training: &mut Training| {
         // Only the rank that sleeps is late: the others come within milliseconds.
-        let config = zf_comm::ThreadsConfig { ranks: 2, timeout: Duration::from_secs(3) };
+        let config = zf_comm::ThreadsConfig { ranks: 2, timeout: Duration::from_secs(3), ..Default::default() };
         training.fabric = Arc::new(zf_comm::Threads::new(&config).expect("in range"));
     };
     check(

@@ -16,6 +16,7 @@ use zf_core::{Error, Result};
 
 use hub::Hub;
 use transport::ThreadsTransport;
+pub(crate) use transport::{Done, check_group, list, seconds};
 
 /// Each rank has two threads.
 const MOST_RANKS: usize = 1024;
@@ -31,11 +32,16 @@ pub struct ThreadsConfig {
     #[serde(with = "crate::duration")]
     #[schemars(with = "String")]
     pub timeout: Duration,
+    /// Consecutive ranks that the scope `"node"` and models of links take for one machine; must divide `ranks`. All, unless
+    /// given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub ranks_per_node: Option<usize>,
 }
 
 impl Default for ThreadsConfig {
     fn default() -> Self {
-        Self { ranks: 1, timeout: Duration::from_secs(60) }
+        Self { ranks: 1, timeout: Duration::from_secs(60), ranks_per_node: None }
     }
 }
 
@@ -43,13 +49,19 @@ impl ThreadsConfig {
     /// Whether the settings fit together.
     ///
     /// # Errors
-    /// The key that is wrong and what was expected: between 1 and 1024 ranks.
+    /// The key that is wrong and what was expected: between 1 and 1024 ranks, on machines of equally many.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         let ranks = self.ranks;
         if !(1..=MOST_RANKS).contains(&ranks) {
             return Err(("ranks", format!("expected 1 to {MOST_RANKS} ranks in one process, found {ranks}")));
         }
-        Ok(())
+        match self.ranks_per_node {
+            Some(node) if node == 0 || !ranks.is_multiple_of(node) => {
+                let message = format!("expected a number that divides ranks = {ranks}, found {node}");
+                Err(("ranks_per_node", message))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -61,6 +73,7 @@ impl ThreadsConfig {
 #[derive(Clone)]
 pub struct Threads {
     hub: Arc<Hub>,
+    ranks_per_node: usize,
 }
 
 impl Threads {
@@ -70,7 +83,8 @@ impl Threads {
     /// [`Error::Config`]: settings that [`ThreadsConfig::check`] refuses.
     pub fn new(config: &ThreadsConfig) -> Result<Self> {
         config.check().map_err(|(key, message)| Error::Config(format!("transport.{key}: {message}")))?;
-        Ok(Self { hub: Arc::new(Hub::new(config.ranks, config.timeout)) })
+        let ranks_per_node = config.ranks_per_node.unwrap_or(config.ranks);
+        Ok(Self { hub: Arc::new(Hub::new(config.ranks, config.timeout)), ranks_per_node })
     }
 }
 
@@ -89,6 +103,10 @@ impl Fabric for Threads {
 
     fn timeout(&self) -> Duration {
         self.hub.timeout
+    }
+
+    fn ranks_per_node(&self) -> usize {
+        self.ranks_per_node
     }
 }
 

@@ -118,7 +118,7 @@ impl Drop for ThreadsTransport {
 }
 
 /// The rank's index in the group, which names every rank once.
-fn check_group(group: &Group, rank: usize, world: usize) -> std::result::Result<usize, String> {
+pub(crate) fn check_group(group: &Group, rank: usize, world: usize) -> std::result::Result<usize, String> {
     if let Some(stranger) = group.ranks().iter().find(|other| **other >= world) {
         return Err(format!("the group names rank {stranger}, but the world has {world} ranks"));
     }
@@ -130,7 +130,7 @@ fn check_group(group: &Group, rank: usize, world: usize) -> std::result::Result<
 }
 
 /// A collective that was complete when it was issued.
-struct Done(Vec<Vec<u8>>);
+pub(crate) struct Done(pub(crate) Vec<Vec<u8>>);
 
 impl TicketState for Done {
     fn wait(self: Box<Self>) -> Result<Vec<Vec<u8>>> {
@@ -201,10 +201,10 @@ impl Waiting {
     }
 }
 
-fn list(ranks: &[usize]) -> String {
+pub(crate) fn list(ranks: &[usize]) -> String {
     ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn seconds(time: Duration) -> String {
+pub(crate) fn seconds(time: Duration) -> String {
     if time.subsec_nanos() == 0 { format!("{} s", time.as_secs()) } else { duration::format(time) }
 }

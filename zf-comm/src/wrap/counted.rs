@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use zf_core::Result;
-use zf_core::stage::{CommBytes, Group, Request, Ticket, Transport};
-use zf_core::trace::Trace;
+use zf_core::stage::{Group, Request, Ticket, Transport};
 
 use crate::counting::ring_bytes;
 
@@ -20,7 +19,7 @@ pub struct Record {
     pub label: String,
     /// With whom.
     pub group: Group,
-    /// What [`CommBytes`] counts for it on this rank.
+    /// What [`CommBytes`](zf_core::stage::CommBytes) counts for it on this rank.
     pub bytes: u64,
 }
 
@@ -55,13 +54,7 @@ impl Counted {
 }
 
 impl Transport for Counted {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.inner.world()
-    }
+    pass_on!();
 
     fn issue(&mut self, request: Request) -> Result<Ticket> {
         let (rank, group) = (self.rank(), request.group.clone());
@@ -71,17 +64,5 @@ impl Transport for Counted {
         let ticket = self.inner.issue(request)?;
         self.log.0.lock().push(Record { rank, kind, label, group, bytes });
         Ok(ticket)
-    }
-
-    fn bytes(&self) -> CommBytes {
-        self.inner.bytes()
-    }
-
-    fn record(&mut self, trace: &Trace) {
-        self.inner.record(trace);
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
     }
 }

@@ -3,9 +3,76 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use zf_core::stage::{CommBytes, Request, Ticket, TicketState, Transport};
-use zf_core::trace::Trace;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use zf_core::registry::{Build, BuildContext, Wrap, setting};
+use zf_core::slots;
+use zf_core::stage::{Fabric, Request, Ticket, TicketState, Transport};
 use zf_core::{Error, Result};
+
+use super::wrap;
+
+/// Settings of the wrapper `failing`: one rank, and one of `issue` and `wait`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FailingConfig {
+    /// The rank that fails.
+    #[serde(default)]
+    pub rank: usize,
+    /// Which collective it cannot issue, counted from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub issue: Option<u64>,
+    /// Which wait for a collective fails, counted from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<u64>,
+    /// What the error says.
+    #[serde(default = "message")]
+    pub message: String,
+}
+
+fn message() -> String {
+    "the transport fails as it was told to".into()
+}
+
+impl FailingConfig {
+    /// `fabric` with one rank that fails.
+    ///
+    /// # Errors
+    /// Both or neither of `issue` and `wait`; a rank that does not exist.
+    pub fn around(&self, fabric: Arc<dyn Fabric>) -> anyhow::Result<Arc<dyn Fabric>> {
+        let when = match (self.issue, self.wait) {
+            (Some(number), None) => When::Issue(number),
+            (None, Some(number)) => When::Wait(number),
+            (Some(_), Some(_)) => return Err(setting("wait", "a rank fails once; give one of `issue` and `wait`")),
+            (None, None) => {
+                return Err(setting("issue", "expected the number of a call; give one of `issue` and `wait`"));
+            }
+        };
+        let (fails, world) = (self.rank, fabric.world());
+        if fails >= world {
+            return Err(setting("rank", format!("expected a rank below {world}, found {fails}")));
+        }
+        let message = self.message.clone();
+        Ok(wrap(fabric, move |rank, inner| match rank == fails {
+            true => Box::new(Failing::new(inner, when, &message)),
+            false => inner,
+        }))
+    }
+}
+
+impl Build<slots::TransportWrap> for FailingConfig {
+    fn build(self, _: &BuildContext) -> anyhow::Result<Wrap<slots::Transport>> {
+        Ok(Box::new(move |fabric| self.around(fabric)))
+    }
+}
+
+zf_core::register!(
+    slots::TransportWrap,
+    "failing",
+    FailingConfig,
+    "one rank fails at a chosen call, and the others must end with its name",
+    "[transport]\nranks = 2\nwrap = [{ kind = \"failing\", rank = 1, issue = 5 }]"
+);
 
 /// The moment, counted from 0 over the life of the transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,13 +100,7 @@ impl Failing {
 }
 
 impl Transport for Failing {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.inner.world()
-    }
+    pass_on!();
 
     fn issue(&mut self, request: Request) -> Result<Ticket> {
         let number = self.issued;
@@ -57,18 +118,6 @@ impl Transport for Failing {
                 message: Arc::clone(&self.message),
             })),
         })
-    }
-
-    fn bytes(&self) -> CommBytes {
-        self.inner.bytes()
-    }
-
-    fn record(&mut self, trace: &Trace) {
-        self.inner.record(trace);
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
     }
 }
 

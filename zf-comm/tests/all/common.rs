@@ -10,7 +10,7 @@ use zf_core::stage::{Collective, Fabric, Group, Request, Ticket, Transport};
 
 /// A world of `threads` ranks that gives up after `timeout`.
 pub(crate) fn threads(ranks: usize, timeout: Duration) -> Arc<dyn Fabric> {
-    let config = ThreadsConfig { ranks, timeout };
+    let config = ThreadsConfig { ranks, timeout, ..ThreadsConfig::default() };
     Arc::new(Threads::new(&config).expect("at least one rank"))
 }
 

@@ -121,11 +121,14 @@ fn a_run_file_makes_the_transport_by_name() {
     };
     let fabric = registry.build::<slots::Transport>(&table, &BuildContext::default()).expect("the settings are right");
     assert_eq!((fabric.world(), fabric.timeout()), (4, Duration::from_millis(500)));
+    assert_eq!(fabric.ranks_per_node(), 4, "one machine");
     for (text, expected) in [
         ("ranks = 0", "expected 1 to 1024 ranks in one process, found 0"),
         ("ranks = 100000", "found 100000"),
         ("timeout = \"soon\"", "expected a duration such as"),
         ("rank = 2", "unknown key `rank`"),
+        ("ranks = 6\nranks_per_node = 4", "expected a number that divides ranks = 6, found 4"),
+        ("ranks_per_node = 0", "expected a number that divides ranks = 1, found 0"),
     ] {
         let table: toml::Table = toml::from_str(text).expect("this is TOML");
         let error = registry.build::<slots::Transport>(&table, &BuildContext::default()).err();
@@ -136,10 +139,13 @@ fn a_run_file_makes_the_transport_by_name() {
 
 #[test]
 fn settings_survive_a_round_trip() {
-    let config = ThreadsConfig { ranks: 3, timeout: Duration::from_millis(1500) };
+    let config = ThreadsConfig { ranks: 3, timeout: Duration::from_millis(1500), ..ThreadsConfig::default() };
     let text = toml::to_string(&config).expect("plain settings");
     assert_eq!(text, "ranks = 3\ntimeout = \"1500ms\"\n");
     assert_eq!(toml::from_str::<ThreadsConfig>(&text).expect("just written"), config);
+    let nodes = ThreadsConfig { ranks_per_node: Some(1), ..config };
+    let text = toml::to_string(&nodes).expect("plain settings");
+    assert_eq!(toml::from_str::<ThreadsConfig>(&text).expect("just written"), nodes);
     let defaults: ThreadsConfig = toml::from_str("").expect("all have defaults");
     assert_eq!((defaults.ranks, defaults.timeout), (1, Duration::from_secs(60)));
 }

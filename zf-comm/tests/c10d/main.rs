@@ -1,0 +1,13 @@
+//! The `c10d` transport between real processes.
+
+#[path = "../all/common.rs"]
+mod common;
+mod faults;
+mod processes;
+mod same;
+
+/// Not a test: the process of one rank, which runs the scenario that its parent names.
+#[test]
+fn rank_process() {
+    processes::become_rank(&[same::SCENARIOS, faults::SCENARIOS].concat());
+}
