@@ -12,10 +12,11 @@ mod transport;
 
 use std::net::{IpAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, unbounded};
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use zf_core::stage::{Fabric, Transport};
@@ -91,6 +92,10 @@ pub struct C10d {
     config: C10dConfig,
     ranks_per_node: usize,
     connected: AtomicBool,
+    /// The store, from the first use until the rank takes it with it.
+    store: Mutex<Option<Store>>,
+    /// Words of rank 0 heard so far.
+    agreed: AtomicU64,
 }
 
 impl C10d {
@@ -120,7 +125,14 @@ impl C10d {
         if rendezvous.rank >= world {
             return Err(Error::Config(format!("rank {} of a world of {world} ranks", rendezvous.rank)));
         }
-        Ok(Self { rendezvous, config: config.clone(), ranks_per_node, connected: AtomicBool::new(false) })
+        Ok(Self {
+            rendezvous,
+            config: config.clone(),
+            ranks_per_node,
+            connected: AtomicBool::new(false),
+            store: Mutex::new(None),
+            agreed: AtomicU64::new(0),
+        })
     }
 
     /// Whether rank 0 hosts the store, and this is it.
@@ -128,7 +140,7 @@ impl C10d {
         self.rendezvous.rank == 0 && !self.rendezvous.hosted_by_launcher
     }
 
-    fn store(&self) -> Result<Store> {
+    fn open_store(&self) -> Result<Store> {
         let Rendezvous { rank, host, port, .. } = &self.rendezvous;
         let timeout = self.config.timeout;
         let failed = |error: zf_sys::Error| Error::comm(format!("rank {rank}: the store at {host}:{port}: {error}"));
@@ -238,7 +250,10 @@ impl Fabric for C10d {
             )));
         }
         let device = self.device()?;
-        let store = self.store()?;
+        let store = match self.store.lock().take() {
+            Some(store) => store,
+            None => self.open_store()?,
+        };
         let (asks, inbox) = unbounded();
         let shared = Arc::new(Shared::new((rank, world), self.config.timeout, self.store_host(), device, asks));
         let (end, ended) = bounded::<()>(0);
@@ -254,6 +269,25 @@ impl Fabric for C10d {
 
     fn timeout(&self) -> Duration {
         self.config.timeout
+    }
+
+    fn agree(&self, said: Vec<u8>) -> Result<Vec<u8>> {
+        let mut held = self.store.lock();
+        let store = match held.take() {
+            Some(store) => held.insert(store),
+            None => held.insert(self.open_store()?),
+        };
+        let key = format!("agreed/{}", self.agreed.fetch_add(1, Ordering::Relaxed));
+        let rank = self.rendezvous.rank;
+        let failed = |error: zf_sys::Error| {
+            Error::comm(format!("rank {rank}: waiting for what rank 0 decides about the run: {error}"))
+        };
+        if rank == 0 {
+            store.set(&key, &said).map_err(failed)?;
+            return Ok(said);
+        }
+        let mut heard = store.get(&[&key], self.config.timeout).map_err(failed)?;
+        heard.pop().ok_or_else(|| Error::comm(format!("rank {rank}: the store kept nothing of what rank 0 decided")))
     }
 
     fn ranks_per_node(&self) -> usize {

@@ -89,4 +89,8 @@ where
     fn ranks_per_node(&self) -> usize {
         self.ranks_per_node
     }
+
+    fn agree(&self, said: Vec<u8>) -> Result<Vec<u8>> {
+        self.fabric.agree(said)
+    }
 }
