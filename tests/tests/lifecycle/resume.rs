@@ -65,27 +65,29 @@ fn bfloat16_sgd_written_while_the_run_waits() {
     assert_same_run((parts.path(), &found), (whole.path(), &expected), "sgd").expect("whole");
 }
 
-/// From one layout to the next in exact mode: ranks, stage and bucket change at every stop.
+/// From one layout to the next in exact mode: ranks, scopes and bucket change at every stop.
 fn chain(dtype: &str) {
-    let layout = |ranks: usize, stage: u8, bucket: &str| {
+    let layout = |ranks: usize, partition: &str| {
         run_file(
             "tiny-llama",
             &format!(
-                "run.steps = 12\nrun.global_batch = 12\nrun.micro_batch = 1\nrun.exact = true\nrun.dtype = {dtype:?}\n\
+                "run.steps = 12\nrun.global_batch = 24\nrun.micro_batch = 1\nrun.exact = true\nrun.dtype = {dtype:?}\n\
                  run.clip = 1.0\ndata.sequence_length = 32\n\
                  data.order = \"shuffled\"\nschedule.kind = \"cosine\"\ntransport.ranks = {ranks}\n\
-                 partition.stage = {stage}\npartition.bucket = {bucket:?}\n{}",
+                 partition = {{ {partition} }}\n{}",
                 if dtype == "float16" { "run.loss_scale = { initial = 256, window = 3 }\n" } else { "" }
             ),
         )
     };
     let (whole, parts) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
-    let expected = finish(&layout(1, 0, "25MB"), whole.path());
-    stop_after(&layout(1, 0, "25MB"), parts.path(), 2);
-    stop_after(&layout(2, 1, "7KB"), parts.path(), 4);
-    stop_after(&layout(3, 0, "10KB"), parts.path(), 6);
-    stop_after(&layout(4, 1, "25MB"), parts.path(), 9);
-    let found = finish(&layout(1, 1, "3KB"), parts.path());
+    let expected = finish(&layout(1, "stage = 0"), whole.path());
+    stop_after(&layout(1, "stage = 0"), parts.path(), 2);
+    stop_after(&layout(2, "stage = 3, bucket = \"7KB\""), parts.path(), 4);
+    stop_after(&layout(3, "stage = 2, bucket = \"10KB\""), parts.path(), 5);
+    stop_after(&layout(8, "scope = { p = 2, g = 4, o = 8 }"), parts.path(), 7);
+    stop_after(&layout(4, "scope = { p = 2, g = 2, o = 2 }"), parts.path(), 9);
+    stop_after(&layout(4, "stage = 1"), parts.path(), 10);
+    let found = finish(&layout(1, "stage = 3, bucket = \"3KB\""), parts.path());
     assert_same_run((parts.path(), &found), (whole.path(), &expected), dtype).expect("whole");
 }
 
