@@ -61,6 +61,6 @@ mod wrap;
 pub use c10d::{Backend, C10d, C10dConfig, Rendezvous};
 pub use threads::{Threads, ThreadsConfig};
 pub use wrap::{
-    Bandwidth, BandwidthError, Blocking, BlockingConfig, Counted, Delayed, DelayedConfig, Failing, FailingConfig, Log,
-    Modelled, ModelledConfig, Record, Reordering, ReorderingConfig, Tier, When, wrap,
+    Bandwidth, BandwidthError, Blocking, BlockingConfig, Counted, Delayed, DelayedConfig, Failing, FailingConfig, How,
+    Log, Modelled, ModelledConfig, Record, Reordering, ReorderingConfig, Tier, When, wrap,
 };

@@ -4,6 +4,7 @@ mod company;
 mod export;
 mod failures;
 mod kill;
+mod processes;
 mod rebuild;
 mod refusals;
 mod resume;

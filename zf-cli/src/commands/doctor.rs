@@ -94,7 +94,7 @@ fn devices() -> Finding {
             "CPU; this machine has a CUDA device, but libtorch is built without CUDA",
             Some("set LIBTORCH to a CUDA build of libtorch 2.11 and build again".to_owned()),
         ),
-        (false, _) => ("CPU", None),
+        (false, _) => ("CPU, also with memory of a fixed size (`device.kind = \"emulated\"`)", None),
     };
     let health = if advice.is_none() { Health::Good } else { Health::Poor };
     Finding { health, what: "devices", found: found.into(), advice }

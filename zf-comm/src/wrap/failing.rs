@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::process::{Signal, getpid, kill_process};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use zf_core::registry::{Build, BuildContext, Wrap, setting};
@@ -25,9 +26,44 @@ pub struct FailingConfig {
     /// Which wait for a collective fails, counted from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait: Option<u64>,
-    /// What the error says.
+    /// How it fails.
+    #[serde(default)]
+    pub how: How,
+    /// What the error or panic says.
     #[serde(default = "message")]
     pub message: String,
+}
+
+/// How a rank fails.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum How {
+    /// With an error.
+    #[default]
+    Error,
+    /// With a panic.
+    Panic,
+    /// Its whole process is killed (SIGKILL), as by a system out of memory.
+    Kill,
+    /// Its whole process is stopped (SIGSTOP), as a machine that hangs.
+    Stop,
+}
+
+impl How {
+    /// Fails.
+    fn now(self, message: &str) -> Error {
+        let signal = match self {
+            Self::Error => return Error::comm(message),
+            Self::Panic => std::panic::panic_any(message.to_owned()),
+            Self::Kill => Signal::KILL,
+            Self::Stop => Signal::STOP,
+        };
+        match kill_process(getpid(), signal) {
+            // A stopped process that is woken up goes on, and fails then.
+            Ok(()) => Error::comm(message),
+            Err(error) => Error::comm(format!("{message}, and no signal could be sent: {error}")),
+        }
+    }
 }
 
 fn message() -> String {
@@ -52,9 +88,9 @@ impl FailingConfig {
         if fails >= world {
             return Err(setting("rank", format!("expected a rank below {world}, found {fails}")));
         }
-        let message = self.message.clone();
+        let (how, message) = (self.how, self.message.clone());
         Ok(wrap(fabric, move |rank, inner| match rank == fails {
-            true => Box::new(Failing::new(inner, when, &message)),
+            true => Box::new(Failing::new(inner, when, &message).by(how)),
             false => inner,
         }))
     }
@@ -83,10 +119,11 @@ pub enum When {
     Wait(u64),
 }
 
-/// Fails once, with a given message. The other ranks learn nothing of it: telling them is up to the caller.
+/// Fails once, with an error of a given message unless told otherwise. The other ranks learn nothing of it: telling them is up to the caller.
 pub struct Failing {
     inner: Box<dyn Transport>,
     when: When,
+    how: How,
     message: Arc<str>,
     issued: u64,
     waited: Arc<AtomicU64>,
@@ -95,7 +132,14 @@ pub struct Failing {
 impl Failing {
     /// Fails at `when` with `message`.
     pub fn new(inner: Box<dyn Transport>, when: When, message: &str) -> Self {
-        Self { inner, when, message: message.into(), issued: 0, waited: Arc::default() }
+        Self { inner, when, how: How::Error, message: message.into(), issued: 0, waited: Arc::default() }
+    }
+
+    /// The same in another way.
+    #[must_use]
+    pub fn by(mut self, how: How) -> Self {
+        self.how = how;
+        self
     }
 }
 
@@ -106,7 +150,7 @@ impl Transport for Failing {
         let number = self.issued;
         self.issued += 1;
         if self.when == When::Issue(number) {
-            return Err(Error::comm(&*self.message));
+            return Err(self.how.now(&self.message));
         }
         let ticket = self.inner.issue(request)?;
         Ok(match self.when {
@@ -115,6 +159,7 @@ impl Transport for Failing {
                 ticket,
                 fails,
                 waited: Arc::clone(&self.waited),
+                how: self.how,
                 message: Arc::clone(&self.message),
             })),
         })
@@ -125,6 +170,7 @@ struct Fragile {
     ticket: Ticket,
     fails: u64,
     waited: Arc<AtomicU64>,
+    how: How,
     message: Arc<str>,
 }
 
@@ -133,7 +179,7 @@ impl TicketState for Fragile {
         let number = self.waited.fetch_add(1, Ordering::Relaxed);
         // Waits in any case: the tensors are in use until then.
         let result = self.ticket.bytes();
-        if number == self.fails { Err(Error::comm(&*self.message)) } else { result }
+        if number == self.fails { Err(self.how.now(&self.message)) } else { result }
     }
 
     fn is_done(&self) -> bool {

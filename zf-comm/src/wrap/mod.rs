@@ -47,7 +47,7 @@ pub use bandwidth::{Bandwidth, BandwidthError};
 pub use blocking::{Blocking, BlockingConfig};
 pub use counted::{Counted, Log, Record};
 pub use delayed::{Delayed, DelayedConfig};
-pub use failing::{Failing, FailingConfig, When};
+pub use failing::{Failing, FailingConfig, How, When};
 pub use modelled::{Modelled, ModelledConfig, Tier};
 pub use reordering::{Reordering, ReorderingConfig};
 
