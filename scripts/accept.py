@@ -84,13 +84,23 @@ def test(name, env=None):
     return output
 
 
-def train(name, keys):
-    """Runs `zf train` on lines of TOML in a folder of its own; its steps and its summary."""
+def toml(value):
+    """A value as a run file has it."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+def train(name, keys, launch=None):
+    """Runs `zf train` on lines of TOML in a folder of its own, in `launch` processes; its steps and its summary."""
     folder = WORK / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "run.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
-    run([ZF, "train", folder / "run.toml", "--out", folder / "out"])
+    (folder / "run.toml").write_text("".join(f"{key} = {toml(value)}\n" for key, value in keys.items()))
+    processes = [ZF, "launch", "-n", launch, "--"] if launch else [ZF]
+    run([*processes, "train", folder / "run.toml", "--out", folder / "out"])
     steps = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "out" / "summary.json").read_text())
     shutil.rmtree(folder)
@@ -122,43 +132,60 @@ def twenty_kills():
     return f"20 kills, every resumption worked, same losses and state hash (ZF_TEST_SEED={seed[1] if seed else '?'})"
 
 
-def exactness(model, dtype):
-    """N x stage x bucket over 12 steps of 12 sequences: losses, norms and state hash are the same bits."""
-    layouts = list(itertools.product([1, 2, 3, 4], [0, 1], ["25MB", "7KB", "1KB"]))
-    first, different = None, []
-    for ranks, stage, bucket in layouts:
+def scopes(ranks):
+    """All scopes (p, g, o) on so many ranks: each divides the next, and o the ranks."""
+    sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
+    return [(p, g, o) for o in sizes for g in sizes if o % g == 0 for p in sizes if g % p == 0]
+
+
+def exact_layouts(thorough):
+    """Keys of runs that must all give the same bits."""
+    for ranks, bucket in itertools.product([1, 2, 3, 4], ["25MB", "7KB", "1KB"] if thorough else ["7KB"]):
+        for p, g, o in scopes(ranks):
+            base = {
+                "transport.ranks": ranks,
+                "partition.bucket": bucket,
+                "partition.scope": {"p": p, "g": g, "o": o},
+            }
+            yield base
+            if thorough:
+                yield base | {"transport.wrap": [{"kind": "blocking"}]}
+            if p > 1:
+                yield base | {"partition.prefetch": 0}
+                yield base | {"partition.reshard_after_forward": False}
+    for ranks, stage in itertools.product([2, 3], [0, 1, 2, 3]):
+        yield {"transport.kind": "c10d", "launch": ranks, "partition.stage": stage}
+
+
+def exactness(model, dtype, thorough):
+    """Scopes x ranks x buckets x overlap x prefetch x transports over 12 steps: losses, norms and state are the same bits."""
+    first, different, count = None, [], 0
+    for layout in exact_layouts(thorough):
         keys = tiny(
-            model,
-            run_steps=12,
-            run_global_batch=12,
-            run_micro_batch=1,
-            run_exact=True,
-            run_dtype=dtype,
-            transport_ranks=ranks,
-            partition_stage=stage,
-            partition_bucket=bucket,
+            model, run_steps=12, run_global_batch=12, run_micro_batch=1, run_exact=True, run_dtype=dtype
         )
-        steps, summary = train(f"exact-{model}-{dtype}", keys | adamw())
+        launch = layout.pop("launch", None)
+        steps, summary = train(f"exact-{model}-{dtype}", keys | adamw() | layout, launch)
         found = [(step["loss"], step["grad_norm"]) for step in steps], summary["state_hash"]
-        first = first or found
+        first, count = first or found, count + 1
         if found != first:
-            different.append(f"N={ranks} stage {stage} bucket {bucket}")
+            different.append(f"{launch or ''} {layout}")
     if different:
-        raise Failed(f"{len(different)} of {len(layouts)} layouts differ: {', '.join(different)}")
+        raise Failed(f"{len(different)} of {count} layouts differ: {'; '.join(different)}")
     losses = [loss for loss, _ in first[0]]
     if len(losses) != 12 or not losses[-1] < losses[0]:
         raise Failed(f"nothing was learned: {losses}")
-    return f"{len(layouts)} layouts, one state ({first[1][:12]}), loss {losses[0]:.4f} to {losses[-1]:.4f}"
+    return f"{count} layouts, one state ({first[1][:12]}), loss {losses[0]:.4f} to {losses[-1]:.4f}"
 
 
 for _model, _dtype in itertools.product(["tiny-llama", "tiny-gpt2"], ["float32", "bfloat16", "float16"]):
 
     def _exact(model=_model, dtype=_dtype):
-        return exactness(model, dtype)
+        return exactness(model, dtype, thorough=dtype == "float32")
 
     _exact.__name__ = f"exact_{_model}_{_dtype}".replace("-", "_")
     _exact.__doc__ = f"{_model} in {_dtype}: " + exactness.__doc__
-    check(f"zf train with run.exact on 4 rank counts x 2 stages x 3 buckets ({_model}, {_dtype})")(_exact)
+    check(f"zf train with run.exact on all scopes of 1 to 4 ranks, by threads and processes ({_model}, {_dtype})")(_exact)
 
 
 REFERENCE = {
@@ -170,9 +197,9 @@ REFERENCE = {
 }
 
 
-@check("zf train on the runs of tests/golden/reference.json, on four layouts each")
+@check("zf train on the runs of tests/golden/reference.json, on eight layouts each")
 def reference_runs():
-    """Thirty steps of every reference run on four layouts, against losses of plain PyTorch."""
+    """Thirty steps of every reference run on eight layouts, against losses of plain PyTorch."""
     reference = json.loads((GOLDEN / "reference.json").read_text())["models"]
     worst = {}
     for model, runs in reference.items():
@@ -180,7 +207,7 @@ def reference_runs():
             if name not in runs["runs"]:
                 continue
             expected = runs["runs"][name]["loss"]
-            for ranks, stage, micro in [(1, 0, 8), (2, 0, 4), (2, 1, 2), (4, 1, 1)]:
+            for ranks, stage, micro in [(1, 0, 8), (2, 0, 4), (2, 1, 2), (4, 1, 1), (2, 2, 4), (1, 3, 8), (2, 3, 2), (4, 3, 1)]:
                 common = {"run.clip": 0.0} | ({} if "optim.kind" in keys else adamw())
                 layout = tiny(
                     model,
@@ -197,6 +224,82 @@ def reference_runs():
                 if not apart <= tolerance:
                     raise Failed(f"{model} {name} N={ranks} stage {stage}: losses differ by {apart:.2e} > {tolerance}")
     return ", ".join(f"{kind}: losses within {apart:.1e}" for kind, apart in sorted(worst.items()))
+
+
+MEMORY = 24 << 20
+
+
+def fits(layers, ranks, stage):
+    """One rank's memory where a Llama of so many layers trains on the emulated device, else None."""
+    keys = {
+        "model.arch": "llama",
+        "model.hidden_size": 128,
+        "model.intermediate_size": 384,
+        "model.num_hidden_layers": layers,
+        "model.num_attention_heads": 4,
+        "model.vocab_size": 256,
+        "data.path": str(GOLDEN / "tokens.bin"),
+        "data.sequence_length": 16,
+        "run.steps": 2,
+        "run.global_batch": ranks,
+        "run.micro_batch": 1,
+        "run.dtype": "bfloat16",
+        "run.checkpoint": {"every": 0, "best": False},
+        "device.kind": "emulated",
+        "device.memory": f"{MEMORY}B",
+        "transport.ranks": ranks,
+        "partition.stage": stage,
+        "log.trace": False,
+        "log.tensorboard": False,
+    }
+    try:
+        _, summary = train(f"largest-{ranks}-{stage}", keys)
+    except Failed as error:
+        if "memory" not in str(error):
+            raise
+        return None
+    rank = max(summary["per_rank"], key=lambda rank: rank["memory"]["device_peak"])
+    return summary["parameters"], rank["memory"]
+
+
+def largest(ranks, stage):
+    """Layers and memory of the largest model that trains, by doubling and halving."""
+    good, best = 0, None
+    step = 1
+    while (found := fits(good + step, ranks, stage)) is not None:
+        good, best, step = good + step, found, step * 2
+    while step > 1:
+        step //= 2
+        if (found := fits(good + step, ranks, stage)) is not None:
+            good, best = good + step, found
+    if best is None:
+        raise Failed(f"not even one layer fits under stage {stage} on {ranks} ranks")
+    return good, best
+
+
+@check("zf train of a growing Llama on device.kind = \"emulated\", stages 0 to 3, 1, 2 and 4 ranks")
+def largest_model():
+    """The largest Llama that trains on an emulated device, against what the formulas allow beside activations and buffers."""
+    # Bytes a parameter with bfloat16 parameters and float32 gradients, by stage (ZeRO, section 5).
+    states = {
+        0: lambda n: 2 + (4 if n > 1 else 2) + 12,
+        1: lambda n: 2 + (4 if n > 1 else 2) + 12 / n,
+        2: lambda n: 2 + (4 if n > 1 else 2) / n + 12 / n,
+        3: lambda n: 2 / n + (4 if n > 1 else 2) / n + 12 / n,
+    }
+    rows, apart, before = [], 0.0, {}
+    for ranks, stage in itertools.product([1, 2, 4], [0, 1, 2, 3]):
+        layers, (parameters, memory) = largest(ranks, stage)
+        free = MEMORY - memory["activations"] - memory["buffers"]
+        predicted = free / states[stage](ranks)
+        apart = max(apart, abs(parameters / predicted - 1))
+        rows.append(f"N={ranks} stage {stage}: {layers} layers, {parameters / 1e6:.2f} M ({parameters / predicted:.3f})")
+        if ranks > 1 and parameters < before.get((ranks, stage - 1), 0):
+            raise Failed(f"{rows[-1]} is less than under the stage before: {'; '.join(rows)}")
+        before[ranks, stage] = parameters
+    if apart > 0.10:
+        raise Failed(f"{apart:.1%} from the formulas (limit 10 %): {'; '.join(rows)}")
+    return f"{MEMORY >> 20} MiB, within {apart:.1%} of the formulas: " + "; ".join(rows)
 
 
 @check("zf train recipes/demo.toml -o run.steps=60 (twice, the second time interrupted and resumed)")

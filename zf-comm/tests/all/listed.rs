@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use zf_comm::{BlockingConfig, DelayedConfig, FailingConfig, ModelledConfig, ReorderingConfig, wrap};
+use zf_comm::{BlockingConfig, DelayedConfig, FailingConfig, How, ModelledConfig, ReorderingConfig, wrap};
 use zf_core::Result;
 use zf_core::config::Run;
 use zf_core::registry::{Build, BuildContext, Registry, Wrap};
@@ -143,7 +143,7 @@ fn settings_survive_a_round_trip() {
     check(BlockingConfig {});
     check(DelayedConfig { latency: Duration::from_micros(1500) });
     check(ReorderingConfig { seed: 9, window: Duration::from_micros(300) });
-    check(FailingConfig { rank: 1, issue: None, wait: Some(3), message: "gone".into() });
+    check(FailingConfig { rank: 1, issue: None, wait: Some(3), how: How::Stop, message: "gone".into() });
     let tier = |bandwidth: &str| zf_comm::Tier {
         bandwidth: bandwidth.parse().expect("valid"),
         latency: Duration::from_micros(5),
