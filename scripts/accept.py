@@ -282,13 +282,13 @@ def largest_model():
     """The largest Llama that trains on an emulated device, against what the formulas allow beside activations and buffers."""
     # Bytes a parameter with bfloat16 parameters and float32 gradients, by stage (ZeRO, section 5).
     states = {
-        0: lambda n: 2 + (4 if n > 1 else 2) + 12,
-        1: lambda n: 2 + (4 if n > 1 else 2) + 12 / n,
-        2: lambda n: 2 + (4 if n > 1 else 2) / n + 12 / n,
-        3: lambda n: 2 / n + (4 if n > 1 else 2) / n + 12 / n,
+        0: lambda n: 18,
+        1: lambda n: 6 + 12 / n,
+        2: lambda n: 2 + 16 / n,
+        3: lambda n: 18 / n,
     }
     rows, apart, before = [], 0.0, {}
-    for ranks, stage in itertools.product([1, 2, 4], [0, 1, 2, 3]):
+    for ranks, stage in [(1, 0), *itertools.product([2, 4], [0, 1, 2, 3])]:
         layers, (parameters, memory) = largest(ranks, stage)
         free = MEMORY - memory["activations"] - memory["buffers"]
         predicted = free / states[stage](ranks)
