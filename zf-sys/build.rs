@@ -7,14 +7,15 @@ use std::process::ExitCode;
 const SOURCES: [&str; 5] = ["heap.cpp", "autograd.cpp", "checkpoint.cpp", "storage.cpp", "runtime.cpp"];
 const HEADERS: [&str; 3] = ["shim.h", "arena.h", "heap.h"];
 
-/// Compiled apart, with defines of its own and the part of Gloo's headers that c10d's need.
-const C10D: [&str; 6] = [
+/// Compiled apart, with defines of its own and the parts of Gloo's and CUDA's headers that c10d's need.
+const C10D: [&str; 7] = [
     "c10d.cpp",
     "gloo/algorithm.h",
     "gloo/common/error.h",
     "gloo/context.h",
     "gloo/rendezvous/store.h",
     "gloo/transport/device.h",
+    "cuda",
 ];
 
 fn main() -> ExitCode {
@@ -49,7 +50,8 @@ fn main() -> ExitCode {
             );
         };
         c10d.define("USE_C10D_NCCL", None).define("ZF_NCCL", None);
-        for folder in env::split_paths(&folders) {
+        // The project's own declarations come last, for what the given folders lack.
+        for folder in env::split_paths(&folders).chain(["src/shim/cuda".into()]) {
             c10d.flag("-isystem").flag(folder);
         }
     }

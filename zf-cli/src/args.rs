@@ -33,6 +33,18 @@ pub(crate) enum Command {
         #[arg(long, value_name = "auto|DIR")]
         resume: Option<String>,
     },
+    /// Start processes on this machine, each one rank of a run whose transport is `c10d`
+    Launch {
+        /// Number of processes
+        #[arg(short = 'n', long, value_name = "N")]
+        processes: usize,
+        /// Seconds that the others have to end once one has failed
+        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+        timeout: u64,
+        /// The command of each process, after `--`: train RUN.toml ...
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<String>,
+    },
     /// Loss and perplexity of a run or model on a text
     Eval {
         /// A run folder, a checkpoint, or a Hugging Face folder
@@ -129,6 +141,9 @@ impl Command {
         match self {
             Self::Train { run, overrides, out, resume } => {
                 commands::train::run(&run, &overrides, out.as_deref(), resume.as_deref())
+            }
+            Self::Launch { processes, timeout, command } => {
+                commands::launch::run(processes, std::time::Duration::from_secs(timeout), command)
             }
             Self::Eval { model, data, sequence_length } => commands::eval::run(&model, &data, sequence_length, out),
             Self::Generate { model, prompt, tokens, temperature, top_k, seed } => {

@@ -3,14 +3,17 @@
 use std::io::{Write, stderr};
 use std::process::ExitCode;
 
+use crate::commands::launch::Failed;
+
 /// Prints what went wrong on standard error and returns the exit code.
 pub(crate) fn report(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if is_broken_pipe(&error) {
         return ExitCode::SUCCESS;
     }
-    let code =
-        error.chain().find_map(|cause| cause.downcast_ref::<zf_core::Error>()).map_or(1, zf_core::Error::exit_code);
+    let launched = error.downcast_ref::<Failed>().map(|failed| i32::from(failed.code));
+    let own = error.chain().find_map(|cause| cause.downcast_ref::<zf_core::Error>()).map(zf_core::Error::exit_code);
+    let code = launched.or(own).unwrap_or(1);
     // Where nobody reads them there is nothing more to do.
     let _ = match code {
         130 => writeln!(stderr(), "interrupted"),

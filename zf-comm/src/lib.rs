@@ -2,7 +2,9 @@
 //!
 //! [`Threads`] connects ranks that are threads of one process. Collectives are true ones over shared memory: each rank
 //! adds up or copies its own part, reading the others' tensors where they lie, and additions are always made in the
-//! order of the group's members, so that every run gives the same bits. [`Counted`], [`Delayed`], [`Reordering`], [`Blocking`],
+//! order of the group's members, so that every run gives the same bits. [`C10d`] makes each process a rank, on one machine
+//! or several: it moves the same data over PyTorch's own process groups and adds with the same kernels, so that results and
+//! counted bytes are those of threads. [`Counted`], [`Delayed`], [`Reordering`], [`Blocking`],
 //! [`Failing`] and [`Modelled`] are transports around another one, and [`wrap`] puts them around every rank of a fabric.
 //!
 //! A collective that cannot complete ends with an error on every rank that waits for it: ranks that brought different
@@ -11,9 +13,10 @@
 //!
 //! # Limitations
 //!
-//! * One process and CPU tensors; 1-D, contiguous, of float32, float16, bfloat16, float64, int64 or uint8.
+//! * CPU tensors; 1-D, contiguous, of float32, float16, bfloat16, float64, int64 or uint8.
 //! * Each rank brings memory of its own. Between issue and wait nobody may touch it, and nothing checks that.
-//! * After a timeout, an abort or a panic the whole fabric is over; ranks connect once.
+//! * After a timeout, an abort or a panic the whole fabric is over; ranks connect once. Over processes so it is after
+//!   collectives that do not fit, and a rank 0 that dies takes the store by which the others hear of each other with it.
 //! * Gradients do not flow through collectives.
 //!
 //! # Example

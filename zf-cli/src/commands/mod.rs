@@ -8,6 +8,7 @@ pub mod explain;
 pub mod export;
 pub mod generate;
 pub mod inspect;
+pub mod launch;
 pub(crate) mod size;
 pub mod stages;
 pub mod train;

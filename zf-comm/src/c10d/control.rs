@@ -2,6 +2,7 @@
 //! ranks left and whether one failed. If the store's host stops, this thread alone hangs.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
@@ -17,6 +18,7 @@ pub(crate) const TICK: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(3600);
 const FAILURE: &str = "failure";
 const LEFT: &str = "left";
+const DONE: &str = "done";
 /// Values of the prepared store. Ranks that leave append to it.
 const NOBODY: &[u8] = b" ";
 
@@ -30,6 +32,8 @@ pub(crate) enum Ask {
     Store(Sender<Store>),
     /// This rank leaves: publish the last state.
     Leave(Sender<()>),
+    /// This rank will not ask the store for anything any more.
+    Done(Sender<()>),
     /// End the thread.
     Stop,
 }
@@ -47,13 +51,14 @@ pub(crate) struct Sight {
 
 /// Prepares an empty store; by rank 0, before the others look.
 pub(crate) fn prepare(store: &Store) -> zf_sys::Result<()> {
+    store.set(DONE, NOBODY)?;
     store.set(LEFT, NOBODY)?;
     store.set(FAILURE, NOBODY)
 }
 
 /// Waits until the store is prepared.
 pub(crate) fn await_prepared(store: &Store, timeout: Duration) -> zf_sys::Result<()> {
-    store.wait(&[FAILURE, LEFT], timeout)
+    store.wait(&[FAILURE, LEFT, DONE], timeout)
 }
 
 /// Runs until [`Ask::Stop`], or until the store is lost.
@@ -78,7 +83,8 @@ pub(crate) fn run(shared: &Arc<Shared>, store: &Store, asks: &Receiver<Ask>) {
     };
     if let Err(error) = outcome {
         // Later asks find nobody: those who wait for a reply go on without.
-        let host = &shared.store_host;
+        let (host, error) = (&shared.store_host, error.to_string());
+        let error = error.lines().next().unwrap_or_default();
         shared.end(Failure::Store(format!("{host}, which hosts the store of the run, is gone ({error})")));
     }
 }
@@ -93,7 +99,8 @@ struct Control<'a> {
 impl Control<'_> {
     fn tick(&mut self) -> zf_sys::Result<()> {
         self.publish()?;
-        let news = self.store.get(&[FAILURE, LEFT], LONG)?;
+        let news = self.store.get(&[FAILURE, LEFT, DONE], LONG)?;
+        self.shared.done.store(news[2].len() - NOBODY.len(), Ordering::Relaxed);
         if news[0] != NOBODY {
             self.shared.end(Failure::Reason(String::from_utf8_lossy(&news[0]).into_owned()));
         }
@@ -138,6 +145,10 @@ impl Control<'_> {
             Ask::Leave(reply) => {
                 self.publish()?;
                 self.store.append(LEFT, &(self.shared.rank as u32).to_le_bytes())?;
+                let _ = reply.send(());
+            }
+            Ask::Done(reply) => {
+                self.store.append(DONE, b"1")?;
                 let _ = reply.send(());
             }
             Ask::Stop => {}

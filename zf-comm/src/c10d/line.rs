@@ -42,6 +42,8 @@ pub(crate) struct Line {
     pub(crate) flow: Flow,
     /// The first collective that a member which left will not take part in, and that member.
     cut: Mutex<Option<(u64, usize)>>,
+    /// The last collective that was done.
+    pub(crate) completed: Mutex<Option<(u64, String)>>,
     /// What is being done.
     running: Mutex<Option<u64>>,
     queue: Mutex<Option<Sender<Item>>>,
@@ -54,6 +56,7 @@ impl Line {
             group,
             flow: Flow::default(),
             cut: Mutex::default(),
+            completed: Mutex::default(),
             running: Mutex::default(),
             queue: Mutex::default(),
             worker: Mutex::default(),
@@ -139,7 +142,10 @@ impl Worker<'_> {
             let outcome = catch_unwind(AssertUnwindSafe(|| self.complete(&item)));
             self.line.flow.clear();
             let outcome = match outcome {
-                Ok(Ok(blobs)) => Ok(blobs),
+                Ok(Ok(blobs)) => {
+                    *self.line.completed.lock() = Some((item.sequence, item.label.clone()));
+                    Ok(blobs)
+                }
                 Ok(Err(trouble)) => Err(self.explain(&title, item.sequence, trouble)),
                 Err(_) => {
                     let rank = self.shared.rank;
@@ -211,7 +217,8 @@ impl Worker<'_> {
             Trouble::Broken { member, why } => {
                 let rank = self.line.group.ranks()[member];
                 if !self.known(sequence, Some(rank)) {
-                    let sight = self.shared.look(vec![rank], false).and_then(|mut sights| sights.pop());
+                    let sight =
+                        self.shared.look(&self.line.group, vec![rank], false).and_then(|mut sights| sights.pop());
                     let last = sight.and_then(|sight| sight.book).map(|book| book.last(rank, &self.line.group));
                     let more = last.unwrap_or(why);
                     self.shared.fail(format!("{title}: rank {rank} is gone, its connection broke ({more})"));

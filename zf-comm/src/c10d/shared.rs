@@ -1,7 +1,7 @@
 //! What the threads of one rank share: its lines to the groups, its book, and why it ended.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) book: Mutex<Book>,
     /// Ranks that left in peace.
     pub(crate) left: Mutex<BTreeSet<usize>>,
+    /// How many ranks need the store no more.
+    pub(crate) done: AtomicUsize,
     pub(crate) trace: Mutex<Option<Trace>>,
     pub(crate) control: Sender<Ask>,
     lines: Mutex<HashMap<Group, Arc<Line>>>,
@@ -73,6 +75,7 @@ impl Shared {
             device,
             book: Mutex::default(),
             left: Mutex::default(),
+            done: AtomicUsize::new(0),
             trace: Mutex::default(),
             control,
             lines: Mutex::default(),
@@ -103,11 +106,20 @@ impl Shared {
         }
     }
 
-    /// What the store knows of these ranks; `None` if it does not answer.
-    pub(crate) fn look(&self, ranks: Vec<usize>, for_life: bool) -> Option<Vec<Sight>> {
+    /// What is known of these members of a group; `None` if the store does not answer.
+    pub(crate) fn look(&self, group: &Group, ranks: Vec<usize>, for_life: bool) -> Option<Vec<Sight>> {
         let (reply, answer) = bounded(1);
         self.control.send(Ask::Look { ranks, for_life, reply }).ok()?;
-        answer.recv_timeout(PATIENCE + TICK * 5).ok()
+        let mut sights = answer.recv_timeout(PATIENCE + TICK * 5).ok()?;
+        // What completed here was issued by all, also by one that stopped before it could publish it.
+        if let Some((sequence, label)) = &*self.line(group).completed.lock() {
+            for book in sights.iter_mut().filter_map(|sight| sight.book.as_mut()) {
+                if book.count(group) <= *sequence {
+                    book.enter(group, *sequence, label);
+                }
+            }
+        }
+        Some(sights)
     }
 
     /// A connection to the store for a thread of its own.

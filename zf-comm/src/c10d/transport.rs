@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use zf_core::stage::{CommBytes, Group, Reduce, Request, Ticket, TicketState, Transport};
 use zf_core::trace::{Lane, Trace};
 use zf_core::{Error, Result};
@@ -106,24 +107,28 @@ impl C10dTransport {
     }
 
     /// Tells the others that this rank is done, and waits for them: whoever closes a connection may cut off what is still
-    /// under way in it.
+    /// under way in it, and the store ends with the rank that hosts it.
     fn leave(&self) {
-        let (reply, told) = bounded(1);
-        let asked = self.shared.control.send(Ask::Leave(reply)).is_ok();
-        if !asked || told.recv_timeout(PATIENCE).is_err() {
+        let tell = |ask: fn(Sender<()>) -> Ask| {
+            let (reply, told) = bounded(1);
+            self.shared.control.send(ask(reply)).is_ok() && told.recv_timeout(PATIENCE).is_ok()
+        };
+        if !tell(Ask::Leave) {
             return;
         }
+        let shared = &self.shared;
+        self.linger(shared.timeout, || shared.failure().is_some() || shared.left.lock().len() + 1 >= shared.world);
+        if !self.hosts_store {
+            tell(Ask::Done);
+            return;
+        }
+        self.linger(LINGER.min(shared.timeout), || shared.done.load(Ordering::Relaxed) + 1 >= shared.world);
+    }
+
+    /// Waits for `over`, the end of the store, or the end of `limit`.
+    fn linger(&self, limit: Duration, over: impl Fn() -> bool) {
         let begin = Instant::now();
-        while self.shared.left.lock().len() + 1 < self.shared.world {
-            let limit = match self.shared.failure() {
-                Some(Failure::Store(_)) => return,
-                Some(_) if !self.hosts_store => return,
-                Some(_) => LINGER.min(self.shared.timeout),
-                None => self.shared.timeout,
-            };
-            if begin.elapsed() > limit {
-                return;
-            }
+        while !over() && begin.elapsed() < limit && !matches!(self.shared.failure(), Some(Failure::Store(_))) {
             std::thread::sleep(TICK / 5);
         }
     }
@@ -190,7 +195,7 @@ impl Waiting {
     /// Who is missing: `reduce_scatter #17 "..." in group [0, 1, 2]: rank 2 did not arrive within 60 s (...)`.
     fn overdue(&self, title: &str) -> String {
         let time = seconds(self.shared.timeout);
-        let Some(sights) = self.shared.look(self.group.ranks().to_vec(), true) else {
+        let Some(sights) = self.shared.look(&self.group, self.group.ranks().to_vec(), true) else {
             let host = &self.shared.store_host;
             return format!(
                 "{title}: it did not complete within {time}, and {host}, which hosts the store of the run, does not answer"

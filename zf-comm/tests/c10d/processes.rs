@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use tempfile::TempDir;
 use zf_comm::{C10d, C10dConfig};
 use zf_core::stage::{Fabric, Transport};
@@ -81,12 +81,6 @@ impl Ranks {
     /// Those of several ranks.
     pub(crate) fn results(&mut self, ranks: impl IntoIterator<Item = usize>) -> Vec<String> {
         ranks.into_iter().map(|rank| self.result(rank)).collect()
-    }
-
-    /// Sends a signal to a rank.
-    pub(crate) fn signal(&self, rank: usize, signal: Signal) {
-        let child = self.children[rank].as_ref().expect("it has not been waited for");
-        kill_process(Pid::from_child(child), signal).expect("it is our child");
     }
 }
 

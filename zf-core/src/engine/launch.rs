@@ -96,8 +96,19 @@ pub fn run_ranks_on<T: Send>(
             Err(error) => errors.push(error),
         }
     }
-    errors.sort_by_key(Error::is_consequence);
-    errors.into_iter().next().map_or(Ok(values), Err)
+    first_cause(errors).map_or(Ok(values), Err)
+}
+
+/// The error that the others follow from. A rank that fails tells the others in its own words, and these reach a rank's
+/// error also through libtorch, which knows only texts: an error that quotes another one is its consequence.
+fn first_cause(errors: Vec<Error>) -> Option<Error> {
+    let words: Vec<(String, String)> = errors.iter().map(|error| (error.to_string(), error.words())).collect();
+    let quotes = |index: usize| {
+        let others = words.iter().enumerate().filter(|(other, _)| *other != index);
+        others.map(|(_, (_, own))| own).any(|own| words[index].0.contains(own))
+    };
+    let place = |(index, error): &(usize, Error)| (error.is_consequence(), quotes(*index));
+    errors.into_iter().enumerate().min_by_key(place).map(|(_, error)| error)
 }
 
 impl Error {
@@ -106,7 +117,18 @@ impl Error {
         match self {
             Self::Comm(_) => true,
             Self::At { source, .. } => source.is_consequence(),
+            // A model hands on what the engine told it.
+            Self::Plugin(error) => error.chain().any(|cause| cause.downcast_ref().is_some_and(Self::is_consequence)),
             _ => false,
+        }
+    }
+
+    /// What the rank told the others.
+    fn words(&self) -> String {
+        match self {
+            Self::At { source, .. } => source.words(),
+            Self::OutOfMemory(full) => full.refusal.message.clone(),
+            error => error.to_string(),
         }
     }
 }
@@ -118,4 +140,32 @@ pub(crate) fn text(panic: &(dyn Any + Send)) -> String {
         .map(ToString::to_string)
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "no message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(rank: usize, error: Error) -> Error {
+        Error::At { rank, step: 3, source: Box::new(error) }
+    }
+
+    #[track_caller]
+    fn first(errors: Vec<Error>, rank: usize) {
+        let found = first_cause(errors).expect("there are errors");
+        assert!(found.to_string().starts_with(&format!("rank {rank}, ")), "{found}");
+    }
+
+    #[test]
+    fn a_lost_peer_comes_after_its_cause_also_out_of_a_model_or_a_hook() {
+        let cause = || at(2, Error::Engine("the model ran unit `a` twice".into()));
+        first(vec![at(0, Error::comm("rank 2 left")), cause()], 2);
+        let lost = anyhow::Error::new(Error::comm("rank 2 left")).context("unit `b`");
+        first(vec![at(0, Error::Plugin(lost)), cause()], 2);
+        let message = "rank 2 failed: the model ran unit `a` twice".to_owned();
+        let hook = zf_sys::Error::Libtorch { call: "autograd::backward", message };
+        first(vec![at(0, Error::Sys(hook)), cause()], 2);
+        // Where all fail alike, the first speaks for them.
+        first(vec![at(0, Error::Engine("the same".into())), at(1, Error::Engine("the same".into()))], 0);
+    }
 }
