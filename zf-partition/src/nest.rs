@@ -1,7 +1,7 @@
 //! Owners that nest: what a rank updates lies within what it reduces, and that within what it holds.
 
 use zf_core::Result;
-use zf_core::layout::{Flat, Layout, Owner, Placement};
+use zf_core::layout::{Flat, Layout, Owner, Placement, Slot};
 
 use crate::scope::Sizes;
 
@@ -78,16 +78,11 @@ fn balance(numels: &[usize], sizes: Sizes) -> [Vec<usize>; 3] {
     })
 }
 
-/// The placement in which slot i of `flat` belongs to `members[i]`, neighbours of one member in one range.
+/// The placement in which slot i of `flat` belongs to `members[i]`, and padding to the last that is not empty.
 fn place(flat: &Flat, group: usize, members: &[usize]) -> Result<Placement> {
-    let mut owners: Vec<Owner> = Vec::new();
-    for (slot, &member) in flat.slots.iter().zip(members).filter(|(slot, _)| slot.numel > 0) {
-        let end = slot.offset + slot.numel;
-        match owners.last_mut() {
-            Some(last) if last.member == member => last.end = end,
-            _ => owners.push(Owner { start: slot.offset, end, member }),
-        }
-    }
+    let slots = flat.slots.iter().zip(members).filter(|(slot, _)| slot.numel > 0);
+    let owner = |(slot, &member): (&Slot, &usize)| Owner { start: slot.offset, end: slot.offset + slot.numel, member };
+    let mut owners: Vec<Owner> = slots.map(owner).collect();
     if let Some(last) = owners.last_mut() {
         last.end = flat.numel;
     }
