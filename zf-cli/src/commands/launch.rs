@@ -10,7 +10,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, kill_process_group, set_parent_process_death_signal,
+};
 use zf_core::Error;
 
 const MOST: usize = 1024;
@@ -206,9 +208,12 @@ impl Ranks {
         }
     }
 
+    /// Kills them with whatever they have started: each leads a process group.
     fn kill(&mut self) {
         for process in &mut self.0 {
-            let _ = process.child.kill();
+            if kill_process_group(Pid::from_child(&process.child), Signal::KILL).is_err() {
+                let _ = process.child.kill();
+            }
         }
     }
 }
