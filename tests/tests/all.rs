@@ -7,4 +7,5 @@ mod kinds;
 mod lab;
 mod ledger;
 mod lifecycle;
+mod plan;
 mod reference;

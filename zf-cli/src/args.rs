@@ -102,6 +102,23 @@ pub(crate) enum Command {
         #[arg(long, value_name = "X")]
         tolerance: Option<f64>,
     },
+    /// What a run will hold and move: bytes by category and tier, traffic, each ZeRO stage; no tensor is made
+    Plan {
+        /// The run file
+        run: PathBuf,
+        /// Override one key of the run file
+        #[arg(short = 'o', value_name = "KEY=VALUE")]
+        overrides: Vec<String>,
+        /// Plan for this many ranks instead of the file's
+        #[arg(long, value_name = "N")]
+        ranks: Option<usize>,
+        /// Say whether it fits, for example 80GB
+        #[arg(long, value_name = "SIZE")]
+        device_memory: Option<zf_partition::ByteSize>,
+        /// As JSON, with every rank
+        #[arg(long)]
+        json: bool,
+    },
     /// What is registered; help, example and settings of one entry
     Stages {
         /// Only this slot
@@ -159,6 +176,9 @@ impl Command {
                     None => Mode::Report,
                 };
                 commands::compare::run(&a, &b, mode, out)
+            }
+            Self::Plan { run, overrides, ranks, device_memory, json } => {
+                commands::plan::run(&run, &overrides, ranks, device_memory, json, out)
             }
             Self::Stages { slot, name, json } => commands::stages::run(slot.as_deref(), name.as_deref(), json, out),
             Self::Explain { file, overrides } => commands::explain::run(&file, &overrides, out),

@@ -9,6 +9,7 @@ pub mod export;
 pub mod generate;
 pub mod inspect;
 pub mod launch;
+pub mod plan;
 pub(crate) mod size;
 pub mod stages;
 pub mod train;

@@ -1,31 +1,36 @@
 //! Memory that a rank needs beside its own states, whatever the size of the model.
 
 use super::{Summation, bytes};
-use crate::layout::Layout;
+use crate::layout::{Flat, Layout, Unit};
 use crate::stage::{Reshard, Transfers};
 
 /// Bytes of gathered parameters at their most: root units, the largest run of consecutive units that are live at once, and
 /// the copy that a few ranks keep between forward and backward.
 pub(super) fn gathered(layout: &Layout, transfers: &Transfers) -> u64 {
-    let sharded = |unit: &crate::layout::Unit| {
-        let flats = unit.flats.iter().map(|&flat| &layout.flats[flat]).filter(|flat| flat.params.group() > 1);
-        flats.map(|flat| bytes(flat.numel, flat.dtype.size())).sum::<u64>()
-    };
+    let whole = |unit: &Unit| sharded(layout, unit).map(|flat| bytes(flat.numel, flat.dtype.size())).sum::<u64>();
     let (roots, others): (Vec<_>, Vec<_>) = layout.units.iter().partition(|unit| unit.root);
-    let roots: u64 = roots.into_iter().map(sharded).sum();
-    let others: Vec<u64> = others.into_iter().map(sharded).filter(|&bytes| bytes > 0).collect();
-    let all: u64 = others.iter().sum();
+    let secondary = match transfers.reshard {
+        Reshard::Group(keepers) if keepers > 0 => {
+            let kept =
+                others.iter().flat_map(|unit| sharded(layout, unit)).filter(|flat| flat.params.group() != keepers);
+            kept.map(|flat| bytes(flat.numel / keepers, flat.dtype.size())).sum()
+        }
+        _ => 0,
+    };
+    let roots: u64 = roots.into_iter().map(whole).sum();
+    let others: Vec<u64> = others.into_iter().map(whole).filter(|&bytes| bytes > 0).collect();
     let live = match transfers.reshard {
         Reshard::Keep => others.len(),
         _ => transfers.max_live_units,
     };
     let live = live.clamp(1, others.len().max(1));
     let window = others.windows(live).map(|units| units.iter().sum()).max().unwrap_or(0);
-    let secondary = match transfers.reshard {
-        Reshard::Group(keepers) => all.div_ceil(keepers.max(1) as u64),
-        _ => 0,
-    };
     roots + window + secondary
+}
+
+/// The buffers of a unit whose parameters are split.
+fn sharded<'a>(layout: &'a Layout, unit: &'a Unit) -> impl Iterator<Item = &'a Flat> {
+    unit.flats.iter().map(|&flat| &layout.flats[flat]).filter(|flat| flat.params.group() > 1)
 }
 
 /// Bytes of gradients on their way where each micro-batch is reduced by itself: those of root units, which are reduced
@@ -34,7 +39,7 @@ pub(super) fn scratch(layout: &Layout, summation: Summation) -> u64 {
     if !matches!(summation, Summation::MicroBatch | Summation::InOrder) {
         return 0;
     }
-    let of = |unit: &crate::layout::Unit| {
+    let of = |unit: &Unit| {
         let flats = unit.flats.iter().map(|&flat| &layout.flats[flat]).filter(|flat| flat.trainable);
         flats.map(|flat| bytes(flat.numel, flat.dtype.size())).sum::<u64>()
     };

@@ -29,6 +29,7 @@
 //! # }
 //! ```
 
+mod beside;
 mod buffers;
 pub mod formula;
 mod parts;
@@ -37,7 +38,8 @@ mod scopes;
 mod tests;
 mod traffic;
 
-pub use scopes::{STAGES, Sizes, rescope, stage_sizes, with_frozen};
+pub(crate) use beside::Predictor;
+pub use scopes::{STAGES, Sizes, at_stage, with_frozen};
 pub use traffic::Traffic;
 
 use serde::Serialize;
@@ -117,7 +119,7 @@ pub enum Summation {
 
 impl Summation {
     fn of(layout: &Layout, options: &PlanOptions) -> Self {
-        let split = layout.flats.iter().any(|flat| flat.trainable && flat.grads.group() > 1);
+        let split = layout.flats.iter().any(|flat| flat.grads.group() > 1);
         let each = match options.reduce_when {
             ReduceWhen::Auto => options.exact || split,
             ReduceWhen::MicroBatch => true,

@@ -1,9 +1,9 @@
 //! The same model under other scopes, for comparison.
 
+use crate::Result;
 use crate::layout::{Layout, Placement};
 use crate::model::UnitSpec;
 use crate::stage::OptimizerBase;
-use crate::{Error, Result};
 
 /// The stages of ZeRO.
 pub const STAGES: [u8; 4] = [0, 1, 2, 3];
@@ -27,30 +27,22 @@ impl Sizes {
     }
 }
 
-/// The scopes of a ZeRO stage on `ranks` ranks: 0 splits nothing, 1 the optimizer states, 2 also the gradients, 3 also the
-/// parameters (Rajbhandari et al., "ZeRO", section 5).
-pub fn stage_sizes(stage: u8, ranks: usize) -> Sizes {
-    let split = |from| if stage >= from { ranks } else { 1 };
-    Sizes { p: split(3), g: split(2), o: split(1) }
-}
-
-/// `layout` with even shards over groups of `sizes`. Buffers whose size the groups do not divide are padded further.
+/// `layout` under a ZeRO stage over all its ranks, in even shards: 0 splits nothing, 1 the optimizer states, 2 also the
+/// gradients, 3 also the parameters (Rajbhandari et al., "ZeRO", section 5). Buffers whose size the ranks do not divide are
+/// padded further.
 ///
 /// # Errors
-/// [`Error::Config`]: a size of 0, or one that is no multiple of the next smaller.
-pub fn rescope(layout: &Layout, sizes: Sizes) -> Result<Layout> {
-    let Sizes { p, g, o } = sizes;
-    if p == 0 || g == 0 || !o.is_multiple_of(g) || !g.is_multiple_of(p) {
-        return Err(Error::Config(format!("o = {o}, g = {g}, p = {p}: each must be a multiple of the next")));
-    }
+/// None for the layout of a partitioner; those of [`Placement::even`].
+pub fn at_stage(layout: &Layout, stage: u8) -> Result<Layout> {
+    let ranks = layout.mesh.world();
     let mut layout = layout.clone();
     for flat in &mut layout.flats {
-        flat.numel = flat.numel.next_multiple_of(o.max(1));
-        let place = |size: usize| match size {
-            1 => Ok(Placement::replicated(flat.numel)),
-            _ => Placement::even(flat.numel, size),
+        flat.numel = flat.numel.next_multiple_of(ranks);
+        let place = |from| match stage >= from && ranks > 1 {
+            true => Placement::even(flat.numel, ranks),
+            false => Ok(Placement::replicated(flat.numel)),
         };
-        (flat.params, flat.grads, flat.optim) = (place(p)?, place(g)?, place(o)?);
+        (flat.params, flat.grads, flat.optim) = (place(3)?, place(2)?, place(1)?);
     }
     Ok(layout)
 }

@@ -17,11 +17,26 @@ fn units(sizes: &[i64], root: bool) -> Vec<UnitSpec> {
     sizes.iter().enumerate().map(unit).collect()
 }
 
-fn even(units: &[UnitSpec], dtype: DType, ranks: usize, node: usize, [p, g, o]: [usize; 3]) -> Layout {
+/// Equal shards that nest over groups of `sizes`: p, g and o.
+fn even(units: &[UnitSpec], dtype: DType, ranks: usize, node: usize, sizes: [usize; 3]) -> Layout {
     let mesh = Mesh::data(ranks).and_then(|mesh| mesh.with_node(node)).expect("divides");
-    let place = |numel, size| if size == 1 { Ok(Placement::replicated(numel)) } else { Placement::even(numel, size) };
-    Layout::pack(units, dtype, &mesh, ranks, |_, numel| Ok([place(numel, p)?, place(numel, g)?, place(numel, o)?]))
-        .expect("packs")
+    // The first element of what `rank` owns over `size` ranks: a piece of what it owns over each smaller group.
+    let start = |numel: usize, size: usize, rank: usize| {
+        let levels = sizes.iter().scan(1, |inner, &outer| Some((std::mem::replace(inner, outer), outer)));
+        let within = levels.filter(|&(_, outer)| outer <= size);
+        within.map(|(inner, outer)| rank % outer / inner * (numel / outer)).sum::<usize>()
+    };
+    let place = |numel: usize, size: usize| {
+        let first = |member| start(numel, size, member);
+        let mut owners: Vec<_> =
+            (0..size).map(|member| Owner { start: first(member), end: first(member) + numel / size, member }).collect();
+        owners.sort_by_key(|owner| (owner.start, owner.end));
+        Placement::custom(numel, size, owners)
+    };
+    Layout::pack(units, dtype, &mesh, ranks, |_, numel| {
+        Ok([place(numel, sizes[0])?, place(numel, sizes[1])?, place(numel, sizes[2])?])
+    })
+    .expect("packs")
 }
 
 fn comm(all_reduce: u64, reduce_scatter: u64, all_gather: u64) -> CommBytes {
@@ -80,7 +95,7 @@ fn in_order_by_hand() {
         let total = rank.traffic.total();
         assert_eq!(total.reduce_scatter, 3 * 2 * (8 - part), "rank {}", rank.rank);
         assert_eq!(total.all_gather, 4 * (own - part) + 2 * (8 - own), "rank {}", rank.rank);
-        assert_eq!(rank.of_update.all_gather, total.all_gather);
+        assert_eq!(rank.of_update, comm(0, 0, 2 * (8 - own)), "what is published");
     }
 }
 
@@ -123,6 +138,7 @@ fn what_stays_gathered() {
     assert_eq!(of(Reshard::Shard, 2), (2 * (8 + 96), gathers(8 + 2 * 120)));
     assert_eq!(of(Reshard::Shard, 100), (2 * (8 + 120), gathers(8 + 2 * 120)));
     assert_eq!(of(Reshard::Keep, 1), (2 * (8 + 120), gathers(8 + 120)));
+    assert_eq!(of(Reshard::Group(4), 1), of(Reshard::Shard, 1), "the groups of the parameters themselves");
     // Pairs keep a copy: half of 120 more, and only half is gathered for backward.
     assert_eq!(of(Reshard::Group(2), 1), (2 * (8 + 64 + 60), gathers(8 + 120) + 2 * 60));
 }
@@ -131,10 +147,16 @@ fn what_stays_gathered() {
 fn frozen_buffers_hold_and_move_parameters_only() {
     let mut units = units(&[16, 16], false);
     units[1].params[0].trainable = false;
-    let plan = plan(&even(&units, DType::Bfloat16, 2, 2, [2, 2, 2]), &times(1)).expect("valid");
-    let rank = plan.worst();
-    assert_eq!([rank.device.parameters, rank.device.gradients, rank.device.optimizer], [32, 32, 96]);
-    assert_eq!(rank.traffic.total(), comm(0, 2 * 8, 2 * 2 * 16));
+    let last = plan(&even(&units, DType::Bfloat16, 2, 2, [2, 2, 2]), &times(1)).expect("valid");
+    let held =
+        |plan: &Plan| [plan.worst().device.parameters, plan.worst().device.gradients, plan.worst().device.optimizer];
+    assert_eq!(held(&last), [32, 32, 96]);
+    assert_eq!(last.worst().traffic.total(), comm(0, 2 * 8, 2 * 2 * 16));
+    // Where nothing before it is trained, its backward does not run.
+    units.reverse();
+    let first = plan(&even(&units, DType::Bfloat16, 2, 2, [2, 2, 2]), &times(1)).expect("valid");
+    assert_eq!(held(&first), [32, 32, 96]);
+    assert_eq!(first.worst().traffic.total(), comm(0, 2 * 8, 2 * (8 + 2 * 8)));
 }
 
 #[test]
@@ -149,8 +171,15 @@ fn one_rank_gives_gradients_back() {
 #[test]
 fn broken_rules_are_named() {
     let broken = |sizes: [usize; 3]| {
-        let layout = even(&units(&[64], false), DType::Float32, 4, 4, sizes);
-        plan(&layout, &times(1)).expect_err("broken").to_string()
+        let mesh = Mesh::data(4).expect("ranks");
+        let layout = Layout::pack(&units(&[64], false), DType::Float32, &mesh, 1, |_, numel| {
+            Ok([
+                Placement::even(numel, sizes[0])?,
+                Placement::even(numel, sizes[1])?,
+                Placement::even(numel, sizes[2])?,
+            ])
+        });
+        plan(&layout.expect("packs"), &times(1)).expect_err("broken").to_string()
     };
     assert!(broken([4, 2, 4]).contains("the buffer of `w0`: size(o) >= size(g) >= size(p) must hold"));
     assert!(broken([1, 1, 8]).contains("found o = 8, g = 1, p = 1 on 4 ranks"));
@@ -220,7 +249,7 @@ proptest! {
         let layout = even(&units(&shapes, false), dtype, ranks, ranks, [1, 1, 1]);
         let bytes = StateBytes::new(dtype, accumulate, 2);
         for stage in STAGES {
-            let layout = rescope(&layout, stage_sizes(stage, ranks)).expect("divides");
+            let layout = at_stage(&layout, stage).expect("divides");
             let plan = plan(&layout, &PlanOptions { accumulate, ..times(1) }).expect("valid");
             let psi = plan.elements as f64;
             prop_assert!(plan.elements - plan.parameters < ranks * layout.flats.len().max(1));
@@ -247,7 +276,7 @@ proptest! {
 fn a_thousand_ranks() {
     let layout = even(&units(&[1 << 24; 200], false), DType::Bfloat16, 1024, 8, [1024, 1024, 1024]);
     let plan = plan(&layout, &times(1)).expect("valid");
-    assert_eq!(plan.held().0.optimizer, 12 * 200 << 24);
+    assert_eq!(plan.held().0.optimizer, (12 * 200) << 24);
     // One rank in eight has its successor on another machine.
     let moved = plan.moved();
     assert_eq!(moved.between_nodes.all_gather * 7, moved.inside_node.all_gather);

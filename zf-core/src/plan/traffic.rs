@@ -64,6 +64,8 @@ pub(super) struct Movements<'a> {
     options: &'a PlanOptions,
     summation: Summation,
     root: bool,
+    /// Whether its unit's backward runs: something up to it is trained.
+    returns: bool,
     world: usize,
     node: usize,
 }
@@ -77,7 +79,9 @@ impl<'a> Movements<'a> {
         summation: Summation,
     ) -> Self {
         let root = layout.units[flat.unit].root;
-        Self { flat, parts, options, summation, root, world: layout.mesh.world(), node: layout.mesh.node() }
+        let returns = layout.flats.iter().any(|other| other.trainable && other.unit <= flat.unit);
+        let (world, node) = (layout.mesh.world(), layout.mesh.node());
+        Self { flat, parts, options, summation, root, returns, world, node }
     }
 
     /// Books all of a step for one rank.
@@ -89,7 +93,8 @@ impl<'a> Movements<'a> {
         }
     }
 
-    /// Parameters for use: for forward and again for backward, root units once.
+    /// Parameters for use: for forward and again for backward, root units once. Units run one after the other, so that
+    /// one without anything trained up to it has no backward.
     fn gather(&self, rank: &mut RankPlan) {
         let (flat, group) = (self.flat, self.parts.params.group);
         if group == 1 {
@@ -99,14 +104,17 @@ impl<'a> Movements<'a> {
         let once = bytes(flat.numel - self.parts.params.sum(rank.rank), size);
         let ring = [base(rank.rank, group), 1, group];
         rank.validation.all_gather += once;
+        self.send(rank, Kind::AllGather, ring, times * once);
+        if self.root || !self.returns {
+            return;
+        }
         match self.options.transfers.reshard {
-            Reshard::Shard if !self.root => self.send(rank, Kind::AllGather, ring, 2 * times * once),
-            Reshard::Group(keepers) if !self.root => {
-                self.send(rank, Kind::AllGather, ring, times * once);
+            Reshard::Keep => {}
+            Reshard::Group(keepers) if keepers > 0 && keepers != group => {
                 let again = bytes(flat.numel - share(flat.numel, rank.rank % keepers, keepers), size);
                 self.send(rank, Kind::AllGather, [base(rank.rank, keepers), 1, keepers], times * again);
             }
-            _ => self.send(rank, Kind::AllGather, ring, times * once),
+            Reshard::Shard | Reshard::Group(_) => self.send(rank, Kind::AllGather, ring, times * once),
         }
     }
 
@@ -137,7 +145,6 @@ impl<'a> Movements<'a> {
                 self.send(rank, Kind::ReduceScatter, [0, 1, self.world], times * bytes(numel - part, travelling));
                 let gathered = bytes(own.optim - part, held);
                 self.send(rank, Kind::AllGather, [at % o, o, replicas], gathered);
-                rank.of_update.all_gather += gathered;
             }
         }
     }

@@ -2,6 +2,7 @@
 
 mod compare;
 mod metrics;
+mod prediction;
 mod step;
 mod summary;
 mod tensorboard;
@@ -10,6 +11,7 @@ mod tests;
 
 pub use compare::{Comparison, Difference, Figure, Mode, compare};
 pub use metrics::{METRICS, METRICS_OLD, MetricsWriter, read_metrics};
+pub use prediction::{Beside, PredictedComm, PredictedMemory, Prediction};
 pub use step::{LinkBytes, Memory, Seconds, StepRecord};
 pub use summary::{Medians, RankSummary, SUMMARY, Summary, Totals};
 pub use tensorboard::EventWriter;

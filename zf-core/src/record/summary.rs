@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::prediction::Prediction;
 use super::step::{LinkBytes, Memory, Seconds, StepRecord, number};
 use crate::checkpoint::Best;
 use crate::files::write_atomic;
@@ -41,8 +42,8 @@ pub struct Summary {
     pub medians: Medians,
     /// Memory and bytes of each rank.
     pub per_rank: Vec<RankSummary>,
-    /// What `zf plan` predicted, beside what was measured.
-    pub predicted: serde_json::Value,
+    /// What `zf plan` predicts beside what was measured, on rank 0.
+    pub prediction: Prediction,
     /// Settings without effect and the like, one text each.
     pub warnings: Vec<String>,
 }
@@ -93,6 +94,8 @@ pub struct RankSummary {
     pub comm_bytes: CommBytes,
     /// All bytes of the run.
     pub link_bytes: LinkBytes,
+    /// What `zf plan` predicts beside what was measured.
+    pub prediction: Prediction,
 }
 
 impl Summary {

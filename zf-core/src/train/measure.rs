@@ -10,6 +10,7 @@ use crate::checkpoint::Best;
 use crate::engine::StepReport;
 use crate::files::write_atomic;
 use crate::layout::{DType, Layout};
+use crate::plan::{PlanOptions, Predictor};
 use crate::record::{
     EventWriter, LinkBytes, METRICS, Memory, MetricsWriter, RankSummary, SUMMARY, StepRecord, Summary, read_metrics,
 };
@@ -24,6 +25,7 @@ pub(crate) struct Meter {
     highest: Memory,
     files: Option<Files>,
     parameters: u64,
+    predictor: Predictor,
 }
 
 struct Files {
@@ -34,9 +36,14 @@ struct Files {
 impl Meter {
     pub(crate) fn new(run: &Loop<'_>, heap: Heap) -> Result<Self> {
         let files = (run.rank == 0).then(|| Files::open(run)).transpose()?;
-        let parameters = run.engine.layout().parameters() as u64;
+        let layout = run.engine.layout();
+        let parameters = layout.parameters() as u64;
         let before = run.engine.comm_bytes();
-        Ok(Self { heap, started: Instant::now(), before, highest: Memory::default(), files, parameters })
+        let stages = &run.training.stages;
+        let (states, transfers) = (stages.optimizer.state().len(), stages.partitioner.transfers(&layout.mesh));
+        let options = PlanOptions::of(&run.plan.options, states, transfers);
+        let predictor = Predictor::new(&layout, &options, run.rank, before)?;
+        Ok(Self { heap, started: Instant::now(), before, highest: Memory::default(), files, parameters, predictor })
     }
 
     /// Bytes that this rank holds now.
@@ -67,6 +74,10 @@ impl Meter {
         report: &StepReport,
         validation_loss: Option<f64>,
     ) -> Result<Option<StepRecord>> {
+        // All ranks validate equally often, the last time perhaps without a sequence.
+        let round = run.plan.batches.micro_batch() * run.world as u64;
+        let validated = validation_loss.map_or(0, |_| run.plan.validation.div_ceil(round.max(1)));
+        self.predictor.step(report.skipped, validated);
         let every = run.training.log.every.max(1);
         let last = report.step + 1 == run.plan.steps || report.stop;
         if !report.step.is_multiple_of(every) && !last && validation_loss.is_none() {
@@ -108,11 +119,15 @@ impl Meter {
 
     /// The summary, the same on all ranks, all of which must call this.
     pub(crate) fn finish(&mut self, run: &mut Loop<'_>, best: Option<Best>) -> Result<Summary> {
+        // The last checkpoint waited for all that was in flight.
+        let comm_bytes = run.engine.comm_bytes();
+        let prediction = self.predictor.finish(&self.heap.stats().live, &comm_bytes);
         let mine = RankSummary {
             rank: run.rank,
             memory: self.highest,
-            comm_bytes: run.engine.comm_bytes(),
+            comm_bytes,
             link_bytes: LinkBytes::default(),
+            prediction,
         };
         let state_hash = run.engine.state_hash()?;
         let sent = serde_json::to_vec(&mine).map_err(|error| Error::Engine(error.to_string()))?;
@@ -131,6 +146,7 @@ impl Meter {
             ranks: run.world,
             parameters: self.parameters,
             best,
+            prediction: per_rank.first().map(|rank: &RankSummary| rank.prediction).unwrap_or_default(),
             per_rank,
             ..Summary::from_records(&records)
         };
