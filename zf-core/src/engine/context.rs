@@ -36,6 +36,8 @@ pub(crate) struct Forward<'a> {
 struct Trail {
     seen: Vec<bool>,
     hash: u64,
+    /// Whether any unit that ran has a trained parameter.
+    trained: bool,
 }
 
 impl<'a> Forward<'a> {
@@ -47,7 +49,7 @@ impl<'a> Forward<'a> {
         device: Device,
         training: bool,
     ) -> Self {
-        let trail = RefCell::new(Trail { seen: vec![false; units.len()], hash: 0 });
+        let trail = RefCell::new(Trail { seen: vec![false; units.len()], ..Trail::default() });
         Self { shared, units, noise, kind, device, training, trail, waited: Cell::new(Duration::ZERO) }
     }
 
@@ -57,22 +59,33 @@ impl<'a> Forward<'a> {
     }
 
     /// Has a unit that is freed between its passes gathered again when its backward begins: when the gradient of the first
-    /// of its outputs is known. Returns whether a backward will come.
-    fn announce_backward(&self, unit: usize, outputs: &[Tensor]) -> Result<bool> {
+    /// of its outputs is known. Returns the outputs and whether a backward will come.
+    ///
+    /// Every output gets a node of its own in autograd's graph: that of a unit that hands an input on would be the unit
+    /// before's, whose backward would seem to begin first. Where anything up to here is trained, every output is attached,
+    /// also on a rank that happens to use none of it: all ranks gather the same units in the same order.
+    fn announce_backward(&self, unit: usize, outputs: Vec<Tensor>) -> Result<(Vec<Tensor>, bool)> {
         if !self.training || !lock(self.shared).residency.comes_and_goes(unit) {
-            return Ok(false);
+            return Ok((outputs, false));
         }
-        let mut returns = false;
-        for output in outputs.iter().filter(|output| output.requires_grad()) {
+        let (mut returns, trained) = (false, self.trail.borrow().trained);
+        let mut announce = |output: Tensor| {
+            let output = match output.requires_grad() {
+                true => output.f_view_as(&output)?,
+                false if trained && output.is_floating_point() => output.f_detach()?.f_set_requires_grad(true)?,
+                false => return Ok(output),
+            };
             let shared = Arc::downgrade(self.shared);
             let enter = move || match shared.upgrade() {
                 Some(shared) => lock(&shared).enter_backward(unit).map_err(|error| error.to_string()),
                 None => Err("a backward pass ran after its engine was dropped".into()),
             };
-            zf_sys::autograd::on_output_grad(output, Box::new(enter))?;
+            zf_sys::autograd::on_output_grad(&output, Box::new(enter))?;
             returns = true;
-        }
-        Ok(returns)
+            Ok::<_, Error>(output)
+        };
+        let outputs = outputs.into_iter().map(&mut announce).collect::<Result<Vec<_>>>()?;
+        Ok((outputs, returns))
     }
 
     fn note(&self, unit: usize, skipped: bool) -> Result<&'a UnitParams> {
@@ -88,6 +101,7 @@ impl<'a> Forward<'a> {
                 params.unit
             )));
         }
+        trail.trained |= !skipped && params.tensors.iter().any(Tensor::requires_grad);
         let event = (unit as u64) << 1 | u64::from(skipped);
         trail.hash = (trail.hash ^ event).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29).wrapping_add(1);
         Ok(params)
@@ -104,7 +118,7 @@ impl Context for Forward<'_> {
             let error = error.context(format!("unit `{}`", params.unit));
             Error::Plugin(error)
         })?;
-        let returns = self.announce_backward(unit, &outputs)?;
+        let (outputs, returns) = self.announce_backward(unit, outputs)?;
         lock(self.shared).leave_forward(unit, returns)?;
         Ok(outputs)
     }

@@ -133,7 +133,10 @@ impl Engine {
             core.begin_micro_batch(last);
             core.begin_backward()?;
         }
-        zf_sys::autograd::backward(&[root], &[None], false)?;
+        // A micro-batch may happen to use nothing that is trained.
+        if root.requires_grad() {
+            zf_sys::autograd::backward(&[root], &[None], false)?;
+        }
         let core = &mut *lock(&self.shared);
         core.end_micro_batch()?;
         core.end_pass()?;
