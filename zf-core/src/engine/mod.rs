@@ -34,7 +34,7 @@ use self::grads::GradPlan;
 use self::reduce::Reducing;
 use self::reduction::When;
 use self::update::{SlotHyper, check_groups, slot_hyper};
-use crate::config::ReduceWhen;
+use crate::config::{Accumulate, ReduceWhen};
 use crate::layout::{DType, Layout};
 use crate::loss_scale::LossScaler;
 use crate::mesh::Mesh;
@@ -245,6 +245,12 @@ fn check(options: &EngineOptions) -> Result<()> {
     if options.exact && options.reduce_when == ReduceWhen::Boundary {
         return Err(Error::Config(
             "exact mode reduces each micro-batch by itself; `reduce.when = \"boundary\"` would add in another order"
+                .into(),
+        ));
+    }
+    if options.exact && options.accumulate == Accumulate::Model {
+        return Err(Error::Config(
+            "exact mode accumulates in float32; `reduce.accumulate = \"model\"` would round as often as ranks add"
                 .into(),
         ));
     }
