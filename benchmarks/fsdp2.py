@@ -40,20 +40,22 @@ from measure import Failed, Process, busy, measure  # noqa: E402
 
 KEPT = ROOT / "target" / "bench-fsdp2.json"
 RANKS = 2
+# More than any measurement takes; all processes are ended before.
+STEPS = 100_000
 
 FULL = {
     "sizes": {"hidden": 512, "layers": 8, "intermediate": 1376, "heads": 8, "vocabulary": 8192},
     "length": 256, "micro_batch": 4, "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1,
-    "warm": 2, "steps": {"float32": 3, "bfloat16": 4},
+    # A measurement: steps to warm up, then at least so many steps and seconds.
+    "warm": 1, "steps": 2, "seconds": 4.0,
 }
 QUICK = dict(FULL, sizes={"hidden": 128, "layers": 2, "intermediate": 344, "heads": 4, "vocabulary": 1024},
-             length=64, warm=2, steps={"float32": 4, "bfloat16": 4})
+             length=64, seconds=1.0)
+DTYPES = ["float32", "bfloat16"]
 
-# What is started, and in how many rounds: those without a limit take part in every other one.
-CASES = {
-    "zf-alone": "every", "zf-stage-0": "every", "zf-stage-1": "every", "zf-stage-2": "every", "zf-stage-3": "every",
-    "fsdp2": "every", "zf-gloo-0": "some", "zf-gloo-3": "some", "ddp": "some", "torch-alone": "some",
-}
+# What is measured in every round, and what in the first alone because no limit depends on it.
+LIMITED = ["zf-alone", "zf-stage-0", "zf-stage-1", "zf-stage-2", "zf-stage-3", "fsdp2"]
+CASES = [*LIMITED, "zf-gloo-0", "zf-gloo-3", "ddp", "torch-alone"]
 
 # Variables of a launcher around this script would speak of another world.
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -76,7 +78,7 @@ def write_tokens(path, settings):
 
 def run_file(settings, dtype, data, transport, ranks, stage, with_activation):
     """The run file of one zf run; it is ended before its last step."""
-    sizes, total = settings["sizes"], settings["warm"] + settings["steps"][dtype]
+    sizes = settings["sizes"]
     tables = {
         "model": {
             "arch": "llama", "hidden_size": sizes["hidden"], "num_hidden_layers": sizes["layers"],
@@ -86,7 +88,7 @@ def run_file(settings, dtype, data, transport, ranks, stage, with_activation):
         },
         "data": {"path": str(data), "sequence_length": settings["length"], "order": "sequential"},
         "run": {
-            "steps": total + 1000, "global_batch": ranks * settings["micro_batch"],
+            "steps": STEPS, "global_batch": ranks * settings["micro_batch"],
             "micro_batch": settings["micro_batch"], "dtype": dtype, "seed": 1, "exact": False, "clip": 0.0,
             "checkpoint.every": 0,
         },
@@ -139,7 +141,7 @@ class Bench:
         job = {key: self.settings[key] for key in ("sizes", "length", "micro_batch", "lr", "betas", "weight_decay")}
         metrics = folder / "metrics.jsonl"
         job |= {"kind": kind, "dtype": dtype, "parameters": self.parameters, "data": str(self.data), "out": str(metrics),
-                "steps": self.settings["warm"] + self.settings["steps"][dtype] + 1000}
+                "steps": STEPS}
         env = peer.environment() | {
             "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0,
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1,
@@ -165,10 +167,10 @@ class Bench:
 
     def run_case(self, case, dtype):
         """One measurement: tokens a second of both ranks together, and the first and last loss."""
-        steps, warm = self.settings["steps"][dtype], self.settings["warm"]
+        warm, steps, seconds = (self.settings[key] for key in ("warm", "steps", "seconds"))
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=case + "-") as folder:
             processes, pinned = self.processes(case, dtype, pathlib.Path(folder))
-            found = measure(processes, warm, steps, pinned)
+            found = measure(processes, warm, steps, seconds, pinned)
             if case.startswith("zf"):
                 self.check_parameters(processes[0])
         # Ranks that wait for each other have one step time; independent runs have one each.
@@ -225,7 +227,7 @@ def program(given):
 def measurements(rounds, dtypes, cases):
     """The order of all measurements; every other round runs backwards, so that a drift hits all cases alike."""
     for number in range(rounds):
-        row = [case for case in CASES if case in cases and (CASES[case] == "every" or number % 2 == 0 and number < 3)]
+        row = [case for case in CASES if case in cases and (number == 0 or case in LIMITED)]
         for dtype in dtypes:
             for case in row if number % 2 == 0 else row[::-1]:
                 yield number, dtype, case
@@ -234,8 +236,8 @@ def measurements(rounds, dtypes, cases):
 def options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny model and two rounds: does everything work?")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--dtypes", default=",".join(DTYPES), help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, help="default: 5, with --quick 2")
     parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
     parser.add_argument("--zf", help="the program to be measured, instead of building it")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
@@ -243,7 +245,7 @@ def options():
     given = parser.parse_args()
     given.dtypes, given.cases = given.dtypes.split(","), given.cases.split(",")
     given.rounds = given.rounds or (2 if given.quick else 5)
-    for name, known in (("dtypes", list(FULL["steps"])), ("cases", list(CASES))):
+    for name, known in (("dtypes", DTYPES), ("cases", CASES)):
         wrong = [each for each in getattr(given, name) if each not in known]
         if wrong:
             parser.error(f"--{name}: unknown {', '.join(wrong)}; expected some of {', '.join(known)}")

@@ -34,7 +34,10 @@ class Process:
         self.child = None
 
     def start(self):
-        """Starts it on its cores; it dies with this script."""
+        """Starts it on its cores; it dies with this script.
+
+        It stays in this script's session: Linux shares processor time out by session, so with sessions of their own two
+        processes would get twice the time of one with two threads wherever the machine is not quiet."""
         cores = set(self.cores)
 
         def prepare():
@@ -43,7 +46,7 @@ class Process:
 
         with open(self.log, "wb") as log:
             self.child = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env,
-                                          preexec_fn=prepare, start_new_session=True)
+                                          preexec_fn=prepare)
 
     def lines(self):
         """The whole lines written so far."""
@@ -123,14 +126,15 @@ def is_zombie(pid):
         return True
 
 
-def measure(processes, warm, steps, pinned=None, limit=300):
+def measure(processes, warm, steps, seconds, pinned=None, limit=300):
     """Step times (medians) and losses of processes that run side by side.
 
-    The first `warm` steps of each are left out, and so is what one does before all are that far. `pinned` are the cores of
-    the ranks of a process that runs more than one of them. The result has a list `seconds` with one median per process,
-    `loss` with the first and the last, and `wall`: the same step time by this script's clock, as a check."""
+    The first `warm` steps of each are left out, and so is what one does before all are that far; then at least `steps`
+    steps of each and `seconds` seconds are measured. `pinned` are the cores of the ranks of a process that runs more than
+    one of them. The result has a list `seconds` with one median per process, `loss` with the first and that after
+    `warm + steps` steps, and `wall`: the mean step by this script's clock, as a check."""
     deadline = time.monotonic() + limit
-    first, seen, ranks = None, {}, 0
+    first, begun, seen, ranks = None, 0.0, {}, 0
     try:
         for process in processes:
             process.start()
@@ -141,13 +145,14 @@ def measure(processes, warm, steps, pinned=None, limit=300):
                 ranks = pin(processes[0].child.pid, pinned)
             counts = [len(each) for each in lines]
             if first is None and min(counts) >= warm:
-                first = counts
+                first, begun = counts, time.monotonic()
                 if pinned and ranks != len(pinned):
                     raise Failed(f"threads of {ranks} ranks were found, {len(pinned)} were expected")
             for index, count in enumerate(counts):
                 seen.setdefault((index, count), time.monotonic())
             if first is not None and all(count >= start + steps for count, start in zip(counts, first)):
-                break
+                if time.monotonic() > begun + seconds:
+                    break
             for process in processes:
                 if process.child.poll() is not None:
                     raise Failed(f"{process.command[0]} ended with {process.child.returncode}: {process.last_words()}")
@@ -155,9 +160,9 @@ def measure(processes, warm, steps, pinned=None, limit=300):
                 raise Failed(f"not over after {limit} s: {' '.join(process.command)}: {processes[0].last_words()}")
     finally:
         end(processes)
-    taken = [each[start:start + steps] for each, start in zip(lines, first)]
-    wall = [(seen[index, start + steps] - seen[index, start]) / steps
-            for index, start in enumerate(first) if (index, start + steps) in seen]
+    taken = [each[start:] for each, start in zip(lines, first)]
+    wall = [(seen[index, count] - seen[index, start]) / (count - start)
+            for index, (start, count) in enumerate(zip(first, counts))]
     return {
         "seconds": [statistics.median(line["seconds"]["step"] for line in each) for each in taken],
         "wall": wall,
