@@ -83,10 +83,9 @@ fn chain(dtype: &str) {
     let expected = finish(&layout(1, "stage = 0"), whole.path());
     stop_after(&layout(1, "stage = 0"), parts.path(), 2);
     stop_after(&layout(2, "stage = 3, bucket = \"7KB\""), parts.path(), 4);
-    stop_after(&layout(3, "stage = 2, bucket = \"10KB\""), parts.path(), 5);
-    stop_after(&layout(8, "scope = { p = 2, g = 4, o = 8 }"), parts.path(), 7);
-    stop_after(&layout(4, "scope = { p = 2, g = 2, o = 2 }"), parts.path(), 9);
-    stop_after(&layout(4, "stage = 1"), parts.path(), 10);
+    stop_after(&layout(3, "stage = 2, bucket = \"10KB\""), parts.path(), 6);
+    stop_after(&layout(8, "scope = { p = 2, g = 4, o = 8 }"), parts.path(), 8);
+    stop_after(&layout(4, "scope = { p = 2, g = 2, o = 2 }"), parts.path(), 10);
     let found = finish(&layout(1, "stage = 3, bucket = \"3KB\""), parts.path());
     assert_same_run((parts.path(), &found), (whole.path(), &expected), dtype).expect("whole");
 }
