@@ -1,5 +1,6 @@
 //! Tests across crates, one binary.
 
+mod emulated;
 mod exact;
 mod float16;
 mod hostile;
