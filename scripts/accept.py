@@ -132,6 +132,20 @@ def twenty_kills():
     return f"20 kills, every resumption worked, same losses and state hash (ZF_TEST_SEED={seed[1] if seed else '?'})"
 
 
+@check("ZF_TEST_MODELS=200 cargo test --release -p zf-tests --test all -- --exact random::any_layout_gives_the_bits_of_one_rank")
+def random_models_exact():
+    """Two hundred random models, each in four random layouts on one to four ranks: the bits of one rank."""
+    output = test("random::any_layout_gives_the_bits_of_one_rank", {"ZF_TEST_MODELS": "200"})
+    return f"{re.search(r'models of seeds .*', output)[0]}: same losses, norms and state hash"
+
+
+@check("ZF_TEST_MODELS=200 cargo test --release -p zf-tests --test all -- --exact random::fast_layouts_differ_by_rounding")
+def random_models_fast():
+    """The same two hundred in fast mode with either reduce setting: what one rank gives, within rounding."""
+    output = test("random::fast_layouts_differ_by_rounding", {"ZF_TEST_MODELS": "200"})
+    return f"{re.search(r'models of seeds .*', output)[0]}: within rounding"
+
+
 def scopes(ranks):
     """All scopes (p, g, o) on so many ranks: each divides the next, and o the ranks."""
     sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
@@ -197,9 +211,9 @@ REFERENCE = {
 }
 
 
-@check("zf train on the runs of tests/golden/reference.json, on eight layouts each")
+@check("zf train on the runs of tests/golden/reference.json, 1, 2 and 4 ranks x stages 0 to 3 x both reduce settings")
 def reference_runs():
-    """Thirty steps of every reference run on eight layouts, against losses of plain PyTorch."""
+    """Thirty steps of every reference run on any stage and number of ranks, against losses of plain PyTorch."""
     reference = json.loads((GOLDEN / "reference.json").read_text())["models"]
     worst = {}
     for model, runs in reference.items():
@@ -207,7 +221,9 @@ def reference_runs():
             if name not in runs["runs"]:
                 continue
             expected = runs["runs"][name]["loss"]
-            for ranks, stage, micro in [(1, 0, 8), (2, 0, 4), (2, 1, 2), (4, 1, 1), (2, 2, 4), (1, 3, 8), (2, 3, 2), (4, 3, 1)]:
+            layouts = itertools.product([1, 2, 4], [0, 1, 2, 3], ["micro-batch", "boundary"])
+            for ranks, stage, when in layouts:
+                micro = 4 // ranks
                 common = {"run.clip": 0.0} | ({} if "optim.kind" in keys else adamw())
                 layout = tiny(
                     model,
@@ -216,13 +232,15 @@ def reference_runs():
                     run_micro_batch=micro,
                     transport_ranks=ranks,
                     partition_stage=stage,
+                    reduce_when=when,
                 )
                 steps, _ = train(f"reference-{model}-{name}", layout | common | keys)
                 apart = max(abs(step["loss"] - wanted) for step, wanted in zip(steps, expected, strict=True))
                 kind = "bf16" if "bf16" in name else "float32"
                 worst[kind] = max(worst.get(kind, 0.0), apart)
                 if not apart <= tolerance:
-                    raise Failed(f"{model} {name} N={ranks} stage {stage}: losses differ by {apart:.2e} > {tolerance}")
+                    layout = f"N={ranks} stage {stage} {when}"
+                    raise Failed(f"{model} {name} {layout}: losses differ by {apart:.2e} > {tolerance}")
     return ", ".join(f"{kind}: losses within {apart:.1e}" for kind, apart in sorted(worst.items()))
 
 

@@ -1,5 +1,6 @@
 //! Tests across crates, one binary.
 
+mod build;
 mod emulated;
 mod exact;
 mod float16;
@@ -8,5 +9,8 @@ mod kinds;
 mod lab;
 mod ledger;
 mod lifecycle;
+mod optimizers;
 mod plan;
+mod random;
 mod reference;
+mod stages;

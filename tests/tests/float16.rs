@@ -62,7 +62,7 @@ fn skips(lab: &Lab, factor: f64, sequence: u64, scales: [f64; 6]) {
         lab.options.total_steps = 6;
         (lab.global, lab.micro) = (2 * lab.ranks, 1);
     });
-    let case = format!("N={} stage {} exact {} factor {factor}", lab.ranks, lab.stage, lab.options.exact);
+    let case = format!("{} factor {factor}", lab.case());
     let rates: Vec<f64> = lab.steps(4).0.iter().map(|report| report.lr).collect();
     let by_rank = poison(&lab, factor, 2..4, sequence).run(|mut bench| {
         let state = |bench: &mut Bench<'_>| {
@@ -94,25 +94,35 @@ fn an_infinity_on_one_rank_skips_the_step_on_all() {
     let lab = half(dynamic(1024.0, 1000));
     // The first overflow is tolerated, the second halves.
     let scales = [1024.0, 1024.0, 1024.0, 1024.0, 512.0, 512.0];
-    for (stage, exact, sequence) in [(0, true, 3), (1, true, 0), (0, false, 0), (1, false, 3)] {
+    for (stage, exact, sequence) in [
+        (0, true, 3),
+        (1, true, 0),
+        (2, true, 3),
+        (3, true, 0),
+        (0, false, 0),
+        (1, false, 3),
+        (2, false, 0),
+        (3, false, 3),
+    ] {
         let lab = lab.on(2, stage).with(|lab| lab.options.exact = exact);
         skips(&lab, f64::INFINITY, sequence, scales);
     }
     skips(&lab.on(3, 1), f64::NAN, 2, scales);
+    skips(&lab.on(3, 3), f64::NAN, 5, scales);
 }
 
 #[test]
 fn the_other_types_skip_as_well() {
     for dtype in [DType::Float32, DType::Bfloat16] {
-        for stage in [0, 1] {
-            let lab = Lab::tiny("tiny-llama").on(2, stage).with(|lab| lab.options.dtype = dtype);
-            skips(&lab, f64::INFINITY, 3, [1.0; 6]);
+        for stage in 0..=3 {
+            let exact = (stage % 2 == 0) == (dtype == DType::Float32);
+            let lab = Lab::tiny("tiny-llama").on(2, stage).with(|lab| {
+                lab.options.dtype = dtype;
+                lab.options.exact = exact;
+            });
+            let (factor, sequence) = if exact { (f64::INFINITY, 3) } else { (f64::NAN, 0) };
+            skips(&lab, factor, sequence, [1.0; 6]);
         }
-        let fast = Lab::tiny("tiny-llama").on(2, 1).with(|lab| {
-            lab.options.dtype = dtype;
-            lab.options.exact = false;
-        });
-        skips(&fast, f64::NAN, 0, [1.0; 6]);
     }
 }
 
@@ -219,9 +229,9 @@ fn all_layouts_agree_in_float16() {
     let lab = poison(&lab, f64::INFINITY, 1..2, 3);
     let base = lab.on(1, 0).steps(4);
     assert_eq!(base.0.iter().filter(|report| report.skipped).count(), 1);
-    for (ranks, stage) in [(1, 1), (2, 0), (2, 1), (3, 0), (3, 1)] {
+    for (ranks, stage) in [(1, 1), (2, 0), (2, 2), (2, 3), (3, 1), (3, 3)] {
         for bucket in [25_000_000, 5_000] {
-            let found = lab.on(ranks, stage).with(|lab| lab.bucket = bucket).steps(4);
+            let found = lab.on(ranks, stage).bucket(bucket).steps(4);
             assert_eq!(crate::lab::bits(&found.0), crate::lab::bits(&base.0), "N={ranks} stage {stage}");
             assert_eq!(found.1, base.1, "N={ranks} stage {stage}: state");
         }

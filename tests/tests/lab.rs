@@ -1,12 +1,14 @@
 //! Engines on a few ranks without a run folder, for tests that look inside a step; and small models of any shape.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tch::{Kind, Reduction, Tensor};
+use tch::{Device, Kind, Reduction, Tensor};
 use zf_comm::{Threads, ThreadsConfig};
+use zf_core::bytes::ByteSize;
 use zf_core::config::Unused;
 use zf_core::data::{BatchPlan, Dataset, Order, OrderKind, Split, assemble};
-use zf_core::engine::{Engine, EngineOptions, Stages, StepReport, run_ranks};
+use zf_core::engine::{Engine, EngineOptions, Stages, StepReport, run_ranks_on};
 use zf_core::layout::DType;
 use zf_core::model::{Batch, Context, IGNORE, Init, LossSum, Model, ParamSpec, UnitSpec};
 use zf_core::random::RandomWeights;
@@ -14,6 +16,7 @@ use zf_core::registry::{Build, BuildContext};
 use zf_core::stage::{Fabric, Optimizer, Schedule};
 use zf_core::weights::Weights;
 use zf_core::{Result, slots};
+use zf_model::plain::PlainContext;
 use zf_optim::{AdamWConfig, ConstantConfig, SgdConfig};
 use zf_partition::ZeroConfig;
 use zf_sys::heap::Heap;
@@ -28,11 +31,19 @@ pub(crate) struct Lab {
     pub(crate) schedule: Arc<dyn Schedule>,
     pub(crate) options: EngineOptions,
     pub(crate) ranks: usize,
-    pub(crate) stage: u8,
-    pub(crate) bucket: u64,
+    pub(crate) zero: ZeroConfig,
     pub(crate) global: usize,
     pub(crate) micro: usize,
+    /// What is around the transport.
+    pub(crate) wrap: Option<Wrap>,
+    /// Every byte that nobody has written yet reads as NaN, in every type.
+    pub(crate) dirty: bool,
 }
+
+pub(crate) type Wrap = Arc<dyn Fn(Arc<dyn Fabric>) -> Arc<dyn Fabric> + Send + Sync>;
+
+/// The heap of a rank whose fresh memory is NaN.
+const DIRTY: u64 = 8 << 20;
 
 /// One rank of a lab.
 pub(crate) struct Bench<'a> {
@@ -71,16 +82,28 @@ impl Lab {
             schedule: Arc::new(ConstantConfig::default().schedule().expect("defaults are valid")),
             options,
             ranks: 1,
-            stage: 1,
-            bucket: 25_000_000,
+            zero: ZeroConfig::stage(1),
             global: 6,
             micro: 1,
+            wrap: None,
+            dirty: false,
         }
     }
 
     /// The same on other ranks.
     pub(crate) fn on(&self, ranks: usize, stage: u8) -> Self {
-        Self { ranks, stage, ..self.clone() }
+        let zero = ZeroConfig { stage: Some(stage), scope: None, ..self.zero.clone() };
+        Self { ranks, zero, ..self.clone() }
+    }
+
+    /// The same with buckets of so many bytes.
+    pub(crate) fn bucket(&self, bytes: u64) -> Self {
+        self.with(|lab| lab.zero.bucket.0 = bytes)
+    }
+
+    /// Ranks and partition, for messages.
+    pub(crate) fn case(&self) -> String {
+        format!("N={} exact={} {:?}", self.ranks, self.options.exact, self.zero)
     }
 
     /// The same with other options.
@@ -92,10 +115,13 @@ impl Lab {
 
     /// The stages with another ZeRO stage.
     pub(crate) fn stages(&self, stage: u8) -> Stages {
-        let mut zero = ZeroConfig::stage(stage);
-        zero.bucket.0 = self.bucket;
+        self.on(self.ranks, stage).own_stages()
+    }
+
+    /// The stages.
+    pub(crate) fn own_stages(&self) -> Stages {
         Stages {
-            partitioner: Arc::new(zero.partitioner().expect("a stage of this version")),
+            partitioner: Arc::new(self.zero.partitioner().expect("a stage or scopes")),
             optimizer: self.optimizer.clone(),
             schedule: self.schedule.clone(),
         }
@@ -103,14 +129,20 @@ impl Lab {
 
     /// Runs `body` on every rank; the results by rank.
     pub(crate) fn run<T: Send>(&self, body: impl Fn(Bench<'_>) -> Result<T> + Sync) -> Result<Vec<T>> {
-        let config = ThreadsConfig { ranks: self.ranks, ..ThreadsConfig::default() };
-        let fabric: Arc<dyn Fabric> = Arc::new(Threads::new(&config)?);
+        let config = ThreadsConfig { ranks: self.ranks, timeout: Duration::from_secs(20), ..ThreadsConfig::default() };
+        let mut fabric: Arc<dyn Fabric> = Arc::new(Threads::new(&config)?);
+        if let Some(wrap) = &self.wrap {
+            fabric = wrap(fabric);
+        }
         let plan = BatchPlan::new(self.global, self.micro, self.ranks, self.options.exact)?;
         let mut options = self.options.clone();
         options.accumulation = usize::try_from(plan.accumulation()).expect("small");
         options.micro_batch_tokens = (self.micro * self.dataset.sequence_length()) as u64;
-        run_ranks(&fabric, 1, |rank| {
-            let stages = self.stages(self.stage);
+        run_ranks_on(&fabric, 1, self.dirty.then_some(ByteSize(DIRTY)), |rank| {
+            if self.dirty {
+                fill(&rank.heap)?;
+            }
+            let stages = self.own_stages();
             let engine = Engine::new(self.model.clone(), stages, options.clone(), rank.transport, &*self.weights)?;
             body(Bench { engine, heap: rank.heap, rank: rank.rank, lab: self, plan })
         })
@@ -126,7 +158,7 @@ impl Lab {
                 let reports = (0..steps).map(|_| bench.step()).collect::<Result<Vec<_>>>()?;
                 Ok((reports, bench.engine.state_hash()?))
             })
-            .unwrap_or_else(|error| panic!("{} ranks, stage {}: {error}", self.ranks, self.stage));
+            .unwrap_or_else(|error| panic!("{}: {error}", self.case()));
         let last = results.pop().expect("at least one rank");
         for (rank, (reports, hash)) in results.iter().enumerate() {
             assert_eq!(hash, &last.1, "rank {rank} disagrees on the state");
@@ -143,8 +175,46 @@ impl Lab {
             }
             bench.masters()
         });
-        all.unwrap_or_else(|error| panic!("{error}")).pop().expect("at least one rank")
+        all.unwrap_or_else(|error| panic!("{}: {error}", self.case())).pop().expect("at least one rank")
     }
+
+    /// The norm of the gradient of the first step, of all trained parameters, by plain autograd: one micro-batch after the
+    /// other.
+    pub(crate) fn dense_norm(&self) -> f64 {
+        let cx = PlainContext::new(&*self.model, &*self.weights, Kind::Float, Device::Cpu).expect("random weights");
+        let order = Order::new(self.dataset.len(Split::Train), 1, OrderKind::Sequential);
+        let plan = BatchPlan::new(self.global, self.micro, 1, true).expect("divides");
+        let mut tokens = 0;
+        for turn in plan.turns(0, 0) {
+            let batch = assemble(&*self.dataset, &order, Split::Train, &turn, Device::Cpu).expect("made up");
+            let loss = self.model.loss(&cx, &batch).expect("runs").sum;
+            if loss.requires_grad() {
+                loss.backward();
+            }
+            tokens += batch.target_tokens;
+        }
+        let groups = &self.optimizer.base().groups;
+        let trained = |name: &str| !groups.iter().find(|rule| rule.matches(name)).is_some_and(|rule| rule.frozen);
+        let gradients = cx
+            .parameters()
+            .filter(|(spec, _)| trained(&spec.name))
+            .map(|(_, tensor)| tensor.grad())
+            .filter(Tensor::defined);
+        let squares: f64 = gradients.map(|gradient| gradient.square().sum(Kind::Double).double_value(&[])).sum();
+        squares.sqrt() / tokens as f64
+    }
+}
+
+/// Makes all free memory of a rank's heap read as NaN.
+fn fill(heap: &Heap) -> Result<()> {
+    let size = heap.room().map_or(0, |room| room.largest_free);
+    let fresh = |size, kind| Tensor::f_empty([size], (kind, Device::Cpu));
+    drop(fresh(size, Kind::Uint8)?.f_fill_(255)?);
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+        let seen = fresh(size / 64, kind)?.f_isnan()?.f_all()?;
+        assert_eq!(seen.f_int64_value(&[])?, 1, "fresh memory read as {kind:?} is a number");
+    }
+    Ok(())
 }
 
 impl Bench<'_> {

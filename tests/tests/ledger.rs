@@ -1,48 +1,50 @@
-//! Bytes of model states and traffic, measured by libtorch's own allocator and by the transport, against the formulas of
-//! ZeRO (Rajbhandari et al., section 5 and 7).
+//! Bytes of model states, measured by libtorch's own allocator by category, against the formulas of ZeRO (Rajbhandari et
+//! al., section 5): exactly, but for the padding of shards.
 
-use zf_core::config::Accumulate;
+use zf_core::config::{Accumulate, ReduceWhen};
 use zf_core::layout::DType;
-use zf_core::stage::CommBytes;
 use zf_sys::heap::Category;
 
-use crate::lab::Lab;
-
-/// What one rank holds and sends.
-struct Seen {
-    at_start: [i64; 3],
-    after: [i64; 3],
-    traffic: CommBytes,
-}
+use crate::lab::{Bench, Lab};
 
 const STATES: [Category; 3] = [Category::Parameters, Category::Gradients, Category::Optimizer];
 
-/// Builds engines, takes two steps of `accumulation` micro-batches, and looks at each rank with nothing in flight.
-fn look(dtype: DType, accumulate: Accumulate, ranks: usize, stage: u8, accumulation: usize) -> (Lab, Vec<Seen>) {
-    let lab = Lab::tiny("tiny-llama").on(ranks, stage).with(|lab| {
+/// Bytes a parameter of parameters, gradients and optimizer states (with masters), all on one rank.
+type Column = [i64; 3];
+
+/// 18 bytes.
+const FLOAT32_GRADIENTS: Column = [2, 4, 12];
+/// 16 bytes.
+const MODEL_GRADIENTS: Column = [2, 2, 12];
+/// 16 bytes: the parameter is its own master.
+const FLOAT32: Column = [4, 4, 8];
+
+fn tiny(dtype: DType, accumulate: Accumulate, when: ReduceWhen) -> Lab {
+    Lab::tiny("tiny-llama").with(|lab| {
+        lab.global = 12;
         lab.options.dtype = dtype;
         lab.options.accumulate = accumulate;
+        lab.options.reduce_when = when;
+        lab.options.loss_scale.initial = 256.0;
         lab.options.exact = false;
-        (lab.global, lab.micro) = (ranks * accumulation, 1);
-    });
-    let seen = lab.run(|mut bench| {
-        let held = |bench: &crate::lab::Bench<'_>| STATES.map(|category| bench.heap.stats().live[category]);
-        let at_start = held(&bench);
-        let mut traffic_after_a_step = || -> zf_core::Result<CommBytes> {
-            bench.step()?;
-            // Waits for the parameters in flight, which count when they arrive.
-            let _ = bench.engine.parameter("model.norm.weight")?;
-            Ok(bench.engine.comm_bytes())
-        };
-        let before = traffic_after_a_step()?;
-        let now = traffic_after_a_step()?;
-        let traffic = now.since(&before);
-        Ok(Seen { at_start, after: held(&bench), traffic })
-    });
-    (lab.clone(), seen.unwrap_or_else(|error| panic!("{error}")))
+    })
 }
 
-/// Elements with padding, which is at most 16 a rank and unit.
+/// What each rank holds when it is built, and after a step of two micro-batches with nothing in flight.
+fn held(lab: &Lab) -> Vec<[Column; 2]> {
+    let lab = lab.with(|lab| (lab.global, lab.micro) = (2 * lab.ranks, 1));
+    let held = |bench: &Bench<'_>| STATES.map(|category| bench.heap.stats().live[category]);
+    let seen = lab.run(|mut bench| {
+        let at_start = held(&bench);
+        assert!(!bench.step()?.skipped);
+        // Waits for the parameters in flight.
+        let _ = bench.engine.parameter("model.norm.weight")?;
+        Ok([at_start, held(&bench)])
+    });
+    seen.unwrap_or_else(|error| panic!("{}: {error}", lab.case()))
+}
+
+/// Elements with padding, which is less than 16 a rank and buffer.
 fn padded(lab: &Lab) -> i64 {
     let layouts = lab.run(|bench| Ok(bench.engine.layout())).expect("builds");
     let total: usize = layouts[0].flats.iter().map(|flat| flat.numel).sum();
@@ -51,99 +53,90 @@ fn padded(lab: &Lab) -> i64 {
     i64::try_from(total).expect("small")
 }
 
-/// Bytes a parameter of parameters, gradients and optimizer states (with masters) under stage 0; the last is divided by
-/// the number of ranks under stage 1.
-fn check(dtype: DType, accumulate: Accumulate, [params, grads, optim]: [i64; 3]) {
+/// Checks all stages on one to four ranks; `gradients` says over how many of N ranks a stage splits them, 0 where
+/// nothing is kept between steps.
+fn check(lab: &Lab, column: Column, gradients: impl Fn(u8, i64) -> i64) {
     for ranks in 1..=4 {
-        for stage in [0, 1] {
-            let (lab, seen) = look(dtype, accumulate, ranks, stage, 2);
-            let psi = padded(&lab);
-            let share = if stage == 1 { i64::try_from(ranks).expect("small") } else { 1 };
-            // One rank keeps gradients where autograd makes them, and gives them back after the update.
-            let grads = if ranks == 1 { 0 } else { grads };
-            let expected = [params * psi, grads * psi, optim * psi / share];
-            for (rank, seen) in seen.iter().enumerate() {
-                let case = format!("{dtype:?} {accumulate:?} N={ranks} stage {stage} rank {rank}");
-                assert_eq!(seen.at_start, expected, "{case}: at the start");
-                assert_eq!(seen.after, expected, "{case}: after two steps");
+        let psi = padded(&lab.on(ranks, 3));
+        let n = i64::try_from(ranks).expect("small");
+        for stage in 0..=3 {
+            let lab = lab.on(ranks, stage);
+            let over = |from: u8| if stage >= from { n } else { 1 };
+            let split = [over(3), gradients(stage, n), over(1)];
+            let of = |(bytes, over): (&i64, &i64)| if *over == 0 { 0 } else { bytes * psi / over };
+            let expected: Vec<i64> = column.iter().zip(&split).map(of).collect();
+            for (rank, [at_start, after]) in held(&lab).into_iter().enumerate() {
+                assert_eq!(at_start.to_vec(), expected, "{}, rank {rank}: at the start", lab.case());
+                assert_eq!(after.to_vec(), expected, "{}, rank {rank}: after a step", lab.case());
             }
         }
     }
 }
 
-/// 6 + 12/N bytes a parameter (18 under stage 0).
+/// Split from stage 2 on. One rank keeps gradients where autograd makes them, and gives them back after the update.
+fn from_stage_2(stage: u8, ranks: i64) -> i64 {
+    match (ranks, stage) {
+        (1, _) => 0,
+        (_, 0 | 1) => 1,
+        _ => ranks,
+    }
+}
+
+/// 18; 6 + 12/N; 2 + 16/N; 18/N.
 #[test]
 fn sixteen_bits_with_float32_gradients() {
-    check(DType::Bfloat16, Accumulate::Float32, [2, 4, 12]);
-    check(DType::Float16, Accumulate::Float32, [2, 4, 12]);
-}
-
-/// 4 + 12/N bytes a parameter (16 under stage 0).
-#[test]
-fn sixteen_bits_with_their_own_gradients() {
-    check(DType::Bfloat16, Accumulate::Model, [2, 2, 12]);
-}
-
-/// 8 + 8/N bytes a parameter (16 under stage 0): the parameter is its own master.
-#[test]
-fn float32() {
-    check(DType::Float32, Accumulate::Float32, [4, 4, 8]);
-}
-
-/// 2 Psi (N-1)/N elements a step: an all-reduce under stage 0; a reduce-scatter and an all-gather under stage 1. None
-/// depends on the number of micro-batches.
-#[test]
-fn traffic_of_a_step() {
-    for (dtype, accumulate, grad) in [
-        (DType::Float32, Accumulate::Float32, 4),
-        (DType::Bfloat16, Accumulate::Float32, 4),
-        (DType::Bfloat16, Accumulate::Model, 2),
-    ] {
-        for ranks in 1..=4u64 {
-            for accumulation in [1, 3] {
-                let world = usize::try_from(ranks).expect("small");
-                let case = format!("{dtype:?} {accumulate:?} N={ranks} G={accumulation}");
-                let (lab, seen) = look(dtype, accumulate, world, 0, accumulation);
-                let ring = padded(&lab).unsigned_abs() * (ranks - 1) / ranks;
-                for seen in &seen {
-                    let expected = CommBytes { all_reduce: 2 * ring * grad, control: seen.traffic.control, ..zero() };
-                    assert_eq!(seen.traffic, expected, "{case}: stage 0");
-                }
-                let (_, seen) = look(dtype, accumulate, world, 1, accumulation);
-                for seen in &seen {
-                    let expected = CommBytes {
-                        reduce_scatter: ring * grad,
-                        all_gather: ring * dtype.size() as u64,
-                        control: seen.traffic.control,
-                        ..zero()
-                    };
-                    assert_eq!(seen.traffic, expected, "{case}: stage 1");
-                    assert!(seen.traffic.control < 2000 * ranks, "{case}: the agreed message is small");
-                }
-            }
-        }
+    for dtype in [DType::Bfloat16, DType::Float16] {
+        check(&tiny(dtype, Accumulate::Float32, ReduceWhen::Auto), FLOAT32_GRADIENTS, from_stage_2);
     }
 }
 
-/// In exact mode each micro-batch is reduced by itself: the reduce-scatter grows with their number, in the model's type.
+/// 16; 4 + 12/N; 2 + 14/N; 16/N.
 #[test]
-fn traffic_of_an_exact_step() {
-    for accumulation in [1, 3] {
-        let lab = Lab::tiny("tiny-llama").on(2, 1).with(|lab| {
-            lab.options.dtype = DType::Bfloat16;
-            (lab.global, lab.micro) = (2 * accumulation, 1);
-        });
-        let half = padded(&lab).unsigned_abs() / 2;
-        let seen = lab.run(|mut bench| {
+fn sixteen_bits_with_their_own_gradients() {
+    check(&tiny(DType::Bfloat16, Accumulate::Model, ReduceWhen::Auto), MODEL_GRADIENTS, from_stage_2);
+}
+
+/// 16; 8 + 8/N; 4 + 12/N; 16/N.
+#[test]
+fn float32() {
+    check(&tiny(DType::Float32, Accumulate::Float32, ReduceWhen::Auto), FLOAT32, from_stage_2);
+}
+
+/// Gradients that are summed once a step are whole until then, whatever the stage.
+#[test]
+fn at_the_boundary_gradients_are_whole() {
+    let lab = tiny(DType::Bfloat16, Accumulate::Float32, ReduceWhen::Boundary);
+    check(&lab, FLOAT32_GRADIENTS, |_, ranks| i64::from(ranks > 1));
+}
+
+/// Gradients that are summed after each micro-batch lie with those who update.
+#[test]
+fn after_each_micro_batch_gradients_lie_with_their_owners() {
+    let lab = tiny(DType::Bfloat16, Accumulate::Float32, ReduceWhen::MicroBatch);
+    check(&lab, FLOAT32_GRADIENTS, |stage, ranks| if stage == 0 { 1 } else { ranks });
+}
+
+/// Sums of 16 bits would depend on how many ranks add at once.
+#[test]
+fn exact_mode_accumulates_in_float32() {
+    let lab = tiny(DType::Bfloat16, Accumulate::Model, ReduceWhen::Auto).with(|lab| lab.options.exact = true);
+    let error = lab.on(2, 2).run(|_| Ok(())).expect_err("refused");
+    assert!(error.to_string().contains("exact mode accumulates in float32"), "{error}");
+    assert_eq!(error.exit_code(), 2);
+}
+
+/// What a step needs beside the states is given back with it: buffers for gathering always, those for reducing where
+/// nothing is reduced again before the boundary.
+#[test]
+fn buffers_are_given_back() {
+    for stage in 0..=3 {
+        let lab = tiny(DType::Float32, Accumulate::Float32, ReduceWhen::Boundary).on(2, stage);
+        let buffers = lab.run(|mut bench| {
             bench.step()?;
             let _ = bench.engine.parameter("model.norm.weight")?;
-            Ok(bench.engine.comm_bytes())
+            Ok(bench.heap.stats().live[Category::Buffers])
         });
-        for bytes in seen.expect("runs") {
-            assert_eq!(bytes.reduce_scatter, 2 * half * accumulation as u64);
-            assert_eq!(bytes.all_gather, 2 * half);
-            assert_eq!(bytes.all_reduce, 0);
-        }
+        assert_eq!(buffers.expect("runs"), [0, 0], "stage {stage}");
     }
 }
 
@@ -163,8 +156,4 @@ fn the_summary_shows_the_ledger() {
         assert!(near(memory.optimizer, 6 * psi), "{} {psi}", memory.optimizer);
         assert!(memory.device_peak >= 12 * psi, "{} {psi}", memory.device_peak);
     }
-}
-
-fn zero() -> CommBytes {
-    CommBytes::default()
 }

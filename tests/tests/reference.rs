@@ -77,6 +77,15 @@ fn check(case: &Case, layout: &str) {
 const ONE: &str = "run.micro_batch = 8\n";
 const TWO_STAGE_1: &str = "run.micro_batch = 2\ntransport.ranks = 2\npartition.stage = 1\n";
 
+/// Ranks, stages, and when gradients are summed, each in some layout; `scripts/accept.py` runs all of them.
+const LAYOUTS: [&str; 5] = [
+    "run.micro_batch = 2\ntransport.ranks = 2\npartition.stage = 2\n",
+    "run.micro_batch = 4\ntransport.ranks = 2\npartition.stage = 3\n",
+    "run.micro_batch = 1\ntransport.ranks = 4\npartition.stage = 3\nreduce.when = \"boundary\"\n",
+    "run.micro_batch = 1\ntransport.ranks = 4\npartition.stage = 1\nreduce.when = \"micro-batch\"\n",
+    "run.micro_batch = 4\npartition.stage = 3\n",
+];
+
 const ADAMW: &str = "run.clip = 0\n";
 const CLIP: &str = "run.clip = 1.0\n";
 const COSINE: &str = "run.clip = 0\nschedule.kind = \"cosine\"\nschedule.warmup = 5\nschedule.min_ratio = 0.1\n";
@@ -91,6 +100,27 @@ fn both(model: &'static str, run: &'static str, keys: &'static str, tolerance: (
 #[test]
 fn llama_adamw() {
     both("tiny-llama", "adamw", ADAMW, FLOAT32);
+}
+
+#[test]
+fn llama_adamw_sharded() {
+    for layout in LAYOUTS {
+        check(&Case { model: "tiny-llama", run: "adamw", keys: ADAMW, tolerance: FLOAT32 }, layout);
+    }
+}
+
+#[test]
+fn llama_bf16_sharded() {
+    for layout in LAYOUTS {
+        check(&Case { model: "tiny-llama", run: "bf16_adamw", keys: BF16, tolerance: BFLOAT16 }, layout);
+    }
+}
+
+#[test]
+fn gpt2_adamw_clip_sharded() {
+    for layout in &LAYOUTS[..4] {
+        check(&Case { model: "tiny-gpt2", run: "adamw_clip", keys: CLIP, tolerance: FLOAT32 }, layout);
+    }
 }
 
 #[test]
