@@ -56,7 +56,8 @@ pub(crate) fn gather(flat: &Flat, rank: usize) -> Option<Party> {
 pub(crate) fn regather(flat: &Flat, rank: usize, size: usize) -> Option<Party> {
     let part = flat.numel / size.max(1);
     let first = rank / size.max(1) * size;
-    Party::new(Channel::Parameters, [first, 1, size], |other| vec![(other - first) * part..(other - first + 1) * part])
+    let own = |member: usize| Vec::from_iter(Some(member * part..(member + 1) * part));
+    Party::new(Channel::Parameters, [first, 1, size], |other| own(other - first))
 }
 
 /// All-gather of updated parameters from the owners of their states to all who keep them.
