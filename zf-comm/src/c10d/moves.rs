@@ -105,7 +105,7 @@ pub(crate) fn agree(
 fn small(work: &Work, peer: usize, me: usize) -> Option<(*const u8, usize)> {
     let span = match work {
         Work::Exchange { bytes } => {
-            return (1..=INLINE).contains(&bytes.len()).then(|| (bytes.as_ptr(), bytes.len()));
+            return (1..=INLINE).contains(&bytes.len()).then_some((bytes.as_ptr(), bytes.len()));
         }
         Work::Broadcast { root, .. } if *root != me => return None,
         Work::AllReduce { tensor, .. } | Work::Broadcast { tensor, .. } => tensor,
