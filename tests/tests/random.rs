@@ -293,7 +293,7 @@ fn scattered(dice: &mut Dice, base: &Lab) -> Lab {
         lab.zero = zero;
         lab.ranks = ranks;
         lab.dirty = true;
-        if order % 4 == 0 {
+        if order.is_multiple_of(4) {
             let config = ReorderingConfig { seed: order, window: Duration::from_micros(200) };
             lab.wrap = Some(Arc::new(move |fabric| {
                 let config = config.clone();
