@@ -23,6 +23,7 @@ pub(crate) fn split(range: Range<usize>, chunk: usize) -> impl Iterator<Item = R
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "members have lists of ranges, some of one")]
 mod tests {
     use super::*;
 
