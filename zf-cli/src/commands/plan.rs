@@ -159,7 +159,7 @@ impl Planned {
         writeln!(out, "split over {p} (parameters), {g} (gradients), {o} (optimizer states) ranks")?;
         writeln!(
             out,
-            "gradients  {}; {} micro-batches a rank and step\n",
+            "gradients  {}; micro-batches a rank and step: {}\n",
             when(plan.summation),
             self.options.micro_batches
         )?;
@@ -236,7 +236,7 @@ impl Planned {
             row.push(bytes(sum(&plan.busiest().traffic.total())));
             if let (Some(memory), Some(largest)) = (memory, largest) {
                 row.push(if held.total() <= memory.0 { "yes" } else { "no" }.to_owned());
-                row.push(format!("{:.2} B parameters", largest / 1e9));
+                row.push(count(largest));
             }
             table.add_row(row);
         }
@@ -284,7 +284,7 @@ fn batches(run: &Run, ranks: usize, own: Option<usize>) -> Result<(Vec<String>, 
             let micro_batches = run.accumulation(own.unwrap_or(1))?;
             let global = run.run.micro_batch.saturating_mul(micro_batches).saturating_mul(ranks);
             let note = format!(
-                "A global batch of {} does not divide over {ranks} ranks; planned with {micro_batches} micro-batches a rank, \
+                "A global batch of {} does not divide over {ranks} ranks; planned with {micro_batches} accumulated a rank, \
                  which makes it {global}.",
                 run.run.global_batch
             );
@@ -310,6 +310,16 @@ fn states(states: &States) -> Value {
 
 fn sum(bytes: &CommBytes) -> u64 {
     bytes.all_reduce + bytes.reduce_scatter + bytes.all_gather
+}
+
+/// Parameters for people: `7.64 billion`.
+fn count(parameters: f64) -> String {
+    let (unit, name) = match parameters {
+        n if n < 1e6 => (1e3, "thousand"),
+        n if n < 1e9 => (1e6, "million"),
+        _ => (1e9, "billion"),
+    };
+    format!("{:.2} {name}", parameters / unit)
 }
 
 fn table<T: Into<comfy_table::Cell>>(head: impl IntoIterator<Item = T>) -> Table {
