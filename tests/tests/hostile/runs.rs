@@ -138,15 +138,16 @@ fn keys_and_values() {
             &["run.toml:3:1", "`device.link` is not in this"],
         ),
         file(
-            "not here yet: ZeRO 2",
-            "[partition]\nstage = 2",
-            &["run.toml:3:9", "stage 2 is not in this version", "0 or 1"],
+            "parameters split further than gradients",
+            "[partition]\nscope = { p = 2, g = 1, o = 2 }",
+            &["partition.scope", "size(o) >= size(g) >= size(p)", "p = 2"],
         ),
         file(
-            "not here yet: ZeRO 3",
-            "[partition]\nstage = 3",
-            &["run.toml:3:9", "stage 3 is not in this version", "0 or 1"],
+            "scopes that do not divide",
+            "[partition]\nscope = { p = 1, g = 1, o = 3 }",
+            &["partition.scope.o", "must divide", "o = 3"],
         ),
+        file("no unit may live", "[partition]\nstage = 3\nmax_live_units = 0", &["run.toml:4:", "max_live_units"]),
         file("ZeRO 4", "[partition]\nstage = 4", &["run.toml:3:9", "must be 0, 1, 2 or 3, found 4"]),
     ]);
 }
@@ -264,7 +265,7 @@ fn values_that_make_no_sense() {
         file(
             "launcher without one",
             "[transport]\nkind = \"c10d\"",
-            &["run.toml:3:8", "unknown transport stage `c10d`", "threads"],
+            &["run.toml:2", "no launcher started this process", "zf launch"],
         ),
         file("longer than the model", "[data]\nsequence_length = 256", &["sequence_length", "256", "128 positions"]),
         file(
