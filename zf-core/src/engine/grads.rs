@@ -140,18 +140,8 @@ impl Grads {
         Ok(sum)
     }
 
-    /// Empties what micro-batches add into, and gives loose gradients back.
-    pub(crate) fn begin_step(&mut self, each: bool) -> Result<()> {
-        match self {
-            Self::Loose { slots, .. } => slots.fill_with(|| None),
-            Self::Full(buffer) | Self::Held(buffer) if each => drop(buffer.f_zero_()?),
-            Self::Full(_) | Self::Held(_) => {}
-        }
-        Ok(())
-    }
-
-    /// The step is over: loose gradients are given back before the next forward pass needs the memory.
-    pub(crate) fn end_step(&mut self) {
+    /// Gives loose gradients back: no step is under way, and the next forward pass needs the memory.
+    pub(crate) fn clear(&mut self) {
         if let Self::Loose { slots, .. } = self {
             slots.fill_with(|| None);
         }

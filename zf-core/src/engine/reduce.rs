@@ -21,6 +21,8 @@ pub(crate) struct Reducing {
     next: usize,
     /// Whether this micro-batch reduces.
     active: bool,
+    /// Micro-batches begun in this step.
+    begun: usize,
     /// Slots of each unit whose gradient has not arrived in this micro-batch.
     missing: Vec<usize>,
     /// By flat and slot: arrived in this micro-batch.
@@ -46,6 +48,7 @@ impl Reducing {
             order,
             next: 0,
             active: false,
+            begun: 0,
             missing: vec![0; units],
             arrived: flags.clone(),
             present: flags,
@@ -62,22 +65,23 @@ impl Reducing {
 }
 
 impl Core {
-    /// A new step begins: forgets which gradients were seen and empties the accumulators that micro-batches add into.
-    pub(crate) fn begin_step(&mut self) -> Result<()> {
+    /// A new step begins: forgets which gradients were seen.
+    pub(crate) fn begin_step(&mut self) {
+        self.reducing.begun = 0;
         self.reducing.present.iter_mut().flatten().for_each(|seen| *seen = false);
-        let each = self.reducing.plan.is_each();
-        self.flats.iter_mut().flat_map(|flat| &mut flat.grads).try_for_each(|grads| grads.begin_step(each))
+        self.flats.iter_mut().flat_map(|flat| &mut flat.grads).for_each(|grads| grads.clear());
     }
 
     /// The step is over: gives memory back that only gradients needed.
     pub(crate) fn end_step(&mut self) {
-        self.flats.iter_mut().flat_map(|flat| &mut flat.grads).for_each(|grads| grads.end_step());
+        self.flats.iter_mut().flat_map(|flat| &mut flat.grads).for_each(|grads| grads.clear());
     }
 
     /// The backward pass of a micro-batch begins; `last` says whether it ends the step.
     pub(crate) fn begin_micro_batch(&mut self, last: bool) {
         let reducing = &mut self.reducing;
         reducing.next = 0;
+        reducing.begun += 1;
         reducing.active = last || reducing.plan.is_each();
         reducing.arrived.iter_mut().flatten().for_each(|seen| *seen = false);
         reducing.missing.fill(0);
@@ -206,16 +210,23 @@ impl Core {
         }
     }
 
-    /// Adds this micro-batch's gradients into the accumulators of those who hold them, in the order of ranks.
+    /// Adds this micro-batch's gradients into the accumulators of those who hold them, in the order of ranks. The first
+    /// micro-batch of a step replaces what is there, which is the same sum without a pass that writes zeros.
     fn reduce_micro_batch(&mut self, index: usize) -> Result<()> {
         let scratch = self.scratch(index)?;
         self.reducing.scratch[index] = None;
         let flat = &self.flats[index];
         zero_absent(flat, &scratch, &self.reducing.arrived[index])?;
+        let accumulate = self.reducing.begun > 1;
         let everything = Vec::from_iter(Some(0..flat.spec.numel));
         let Some(first) = flat.reduction.first.clone() else {
             for range in &flat.reduction.held {
-                let _ = flat.grad(range)?.f_add_(&narrow(&scratch, range.clone())?)?;
+                let (mut sum, addend) = (flat.grad(range)?, narrow(&scratch, range.clone())?);
+                if accumulate {
+                    let _ = sum.f_add_(&addend)?;
+                } else {
+                    sum.f_copy_(&addend)?;
+                }
             }
             self.reducing.pool.push(scratch);
             return Ok(());
@@ -229,7 +240,7 @@ impl Core {
         for (k, bucket) in buckets.into_iter().enumerate() {
             let output = self.flats[index].grad(&bucket[member])?;
             let inputs = pieces(&scratch, &everything, &bucket)?;
-            let collective = Collective::ReduceScatter { inputs, output, accumulate: true };
+            let collective = Collective::ReduceScatter { inputs, output, accumulate };
             let ticket = self.issue(&party.group, index, "gradients", collective)?;
             self.reducing.in_flight.push((ticket, (k == last).then(|| scratch.shallow_clone())));
         }

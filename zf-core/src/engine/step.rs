@@ -59,7 +59,7 @@ impl Engine {
         let scale = self.loss_scale();
         let (mut losses, mut tokens, mut trail) = (Vec::new(), 0, 0u64);
 
-        lock(&self.shared).begin_step()?;
+        lock(&self.shared).begin_step();
         for turn in 0..self.options.accumulation {
             let batch = batches(turn)?;
             let last = turn + 1 == self.options.accumulation;
