@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use zf_core::record::Summary;
 
-use super::{assert_same_run, finish, history, newest, program, run_file, shown, write_run};
+use super::{assert_same_run, finish, history, newest, program, run_file, shown, stop_after, write_run};
 
 const STEPS: usize = 4;
 
@@ -83,4 +83,18 @@ fn a_stopped_process_ends_the_others() {
 #[test]
 fn a_panic_ends_the_other_processes() {
     breaks("stage = 2", "panic", 40);
+}
+
+#[test]
+fn a_run_moves_from_threads_to_processes() {
+    let (whole, parts) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let of = |partition: &str| run_file("tiny-llama", &keys(partition));
+    let expected = finish(&format!("{}transport.ranks = 2\n", of("stage = 1")), whole.path());
+    let out = parts.path().join("run");
+    stop_after(&format!("{}transport.ranks = 2\n", of("stage = 3")), &out, 2);
+    let file = write_run(parts.path(), &of("stage = 2"));
+    let output = launch(3, &file, &out, &["--resume", "auto"]).output().expect("the program starts");
+    assert!(output.status.success(), "{}", shown(&output));
+    let found = Summary::read(&out.join("summary.json")).expect("rank 0 writes it");
+    assert_same_run((&out, &found), (whole.path(), &expected), "from threads to processes").expect("whole");
 }
