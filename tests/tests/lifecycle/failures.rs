@@ -179,14 +179,14 @@ fn a_rank_that_never_comes_in_each_phase_of_a_step() {
     for tenth in [1, 5, 9] {
         let number = calls.start + (calls.end - calls.start) * tenth / 10;
         let breaks = move |training: &mut Training| {
-            let config = zf_comm::ThreadsConfig { ranks: 2, timeout: Duration::from_secs(2), ..Default::default() };
+            let config = zf_comm::ThreadsConfig { ranks: 2, timeout: Duration::from_secs(3), ..Default::default() };
             let fabric = Arc::new(zf_comm::Threads::new(&config).expect("in range"));
             training.fabric = wrap(fabric, move |rank, inner| match rank {
                 1 => Box::new(Sleepy { inner, number, issued: 0 }),
                 _ => inner,
             });
         };
-        check(keys, breaks, &["rank 1", "did not arrive within 2 s"]);
+        check(keys, breaks, &["rank 1", "did not arrive within 3 s"]);
     }
 }
 
@@ -209,7 +209,7 @@ impl Transport for Sleepy {
     fn issue(&mut self, request: Request) -> zf_core::Result<Ticket> {
         self.issued += 1;
         if self.issued == self.number + 1 {
-            std::thread::sleep(Duration::from_secs(5));
+            std::thread::sleep(Duration::from_secs(7));
         }
         self.inner.issue(request)
     }

@@ -22,8 +22,8 @@ fn keys(partition: &str) -> String {
 /// `zf launch` of `ranks` processes of a run, not yet started.
 fn launch(ranks: usize, file: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(program());
-    command.args(["launch", "-n", &ranks.to_string(), "--", "train"]).arg(file).arg("--out").arg(out);
-    command.args(["-o", "transport.kind=c10d", "-o", "transport.timeout=4s"]).args(more);
+    command.args(["launch", "-n", &ranks.to_string(), "--timeout", "5", "--", "train"]).arg(file);
+    command.arg("--out").arg(out).args(["-o", "transport.kind=c10d"]).args(more);
     command
 }
 
@@ -55,7 +55,7 @@ fn breaks(partition: &str, how: &str, issue: usize) {
     let out = parts.path().join("run");
     let fault = format!("transport.wrap=[{{ kind = \"failing\", rank = 1, issue = {issue}, how = \"{how}\" }}]");
     let start = Instant::now();
-    let output = launch(2, &file, &out, &["-o", &fault]).output().expect("the program starts");
+    let output = launch(2, &file, &out, &["-o", "transport.timeout=8s", "-o", &fault]).output().expect("the program starts");
     let case = format!("{partition}, {how} at call {issue}");
     let text = shown(&output);
     assert!(!output.status.success(), "{case}: {text}");
