@@ -53,3 +53,26 @@ zf_core::register_preset!(
      backward only: zero-3 with reshard_after_forward = \"node\")",
     "[partition]\nkind = \"zero\"\nscope = { p = \"node\", g = \"world\", o = \"world\" }"
 );
+
+#[cfg(test)]
+mod tests {
+    use zf_core::config::Run;
+
+    /// A stage written over the scopes of a preset takes their place, and the other way round.
+    #[test]
+    fn stage_and_scope_replace_each_other() {
+        let of = |preset: &str, partition: &str| {
+            let text = format!(
+                "preset = {preset:?}\n[model]\npath = \"m\"\n[data]\npath = \"d.txt\"\nsequence_length = 8\n[run]\nsteps = 1\n\
+                 [partition]\n{partition}\n"
+            );
+            let run = Run::from_toml_str(&text, "run.toml").unwrap_or_else(|error| panic!("{error}"));
+            let (_, partition) =
+                run.resolved().into_iter().find(|(section, _)| section == "partition").expect("it has a default");
+            (partition.contains_key("stage"), partition.contains_key("scope"))
+        };
+        assert_eq!(of("fsdp", "prefetch = 2"), (false, true));
+        assert_eq!(of("fsdp", "stage = 2"), (true, false));
+        assert_eq!(of("zero-3", "scope = { p = 1, g = 2, o = 2 }"), (false, true));
+    }
+}

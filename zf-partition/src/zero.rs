@@ -20,6 +20,7 @@ use crate::scope::{Scope, Scopes};
 /// Settings of the partitioner `zero`: a ZeRO stage, or the three scopes that a stage stands for, and how tensors travel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(extend("x-exclusive" = [["stage", "scope"]]))]
 pub struct ZeroConfig {
     /// ZeRO stage: 0 splits nothing, 1 the optimizer states, 2 also the gradients, 3 also the parameters. 1 where neither
     /// this nor `scope` is given.

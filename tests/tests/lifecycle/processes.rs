@@ -55,7 +55,8 @@ fn breaks(partition: &str, how: &str, issue: usize) {
     let out = parts.path().join("run");
     let fault = format!("transport.wrap=[{{ kind = \"failing\", rank = 1, issue = {issue}, how = \"{how}\" }}]");
     let start = Instant::now();
-    let output = launch(2, &file, &out, &["-o", "transport.timeout=8s", "-o", &fault]).output().expect("the program starts");
+    let output =
+        launch(2, &file, &out, &["-o", "transport.timeout=8s", "-o", &fault]).output().expect("the program starts");
     let case = format!("{partition}, {how} at call {issue}");
     let text = shown(&output);
     assert!(!output.status.success(), "{case}: {text}");

@@ -109,7 +109,7 @@ impl<'a> Loader<'a> {
         let slots = self.registry.slots();
         let mut root = Tree::default();
         for layer in std::mem::take(&mut self.layers) {
-            drop_replaced(&mut root, &layer, &slots);
+            drop_replaced(&mut root, &layer, &slots, self.registry);
             root.lay(layer);
         }
         root.remove("preset");
@@ -209,7 +209,7 @@ fn graft(value: toml::Value, mark: &Mark) -> Node {
 
 /// Takes out of `root` what `layer` makes meaningless: the settings of a section whose stage it replaces by another one,
 /// and the other keys of an exclusive set.
-fn drop_replaced(root: &mut Tree, layer: &Tree, slots: &[SlotInfo]) {
+fn drop_replaced(root: &mut Tree, layer: &Tree, slots: &[SlotInfo], registry: &Registry) {
     for slot in slots {
         let name = |tree: &Tree| {
             let section = tree.get(slot.name)?.table()?;
@@ -222,17 +222,26 @@ fn drop_replaced(root: &mut Tree, layer: &Tree, slots: &[SlotInfo]) {
         }
     }
     for (section, keys) in EXCLUSIVE {
-        let Some(above) = layer.get(section).and_then(Node::table) else {
-            continue;
-        };
-        let Some(node) = root.0.iter_mut().find(|(key, _)| key == section) else {
-            continue;
-        };
-        if let Body::Table(below) = &mut node.1.body
-            && keys.iter().any(|key| above.get(key).is_some())
-        {
-            below.0.retain(|(key, _)| !keys.contains(&key.as_str()));
+        drop_exclusive(root, layer, section, keys);
+    }
+    for slot in slots {
+        let section = |tree: &Tree| tree.get(slot.name).and_then(Node::table)?.get(slot.key)?.text().map(str::to_owned);
+        let name = section(layer).or_else(|| section(root)).or_else(|| slot.default.map(str::to_owned));
+        let Some(entry) = name.and_then(|name| registry.find(slot.name, &name)) else { continue };
+        for keys in schema::exclusive(&entry.schema()) {
+            drop_exclusive(root, layer, slot.name, &keys);
         }
+    }
+}
+
+/// Takes `keys` out of a section of `root` where `layer` gives one of them.
+fn drop_exclusive(root: &mut Tree, layer: &Tree, section: &str, keys: &[impl AsRef<str>]) {
+    let Some(above) = layer.get(section).and_then(Node::table) else { return };
+    let Some((_, node)) = root.0.iter_mut().find(|(key, _)| key == section) else { return };
+    if let Body::Table(below) = &mut node.body
+        && keys.iter().any(|key| above.get(key.as_ref()).is_some())
+    {
+        below.0.retain(|(key, _)| !keys.iter().any(|other| other.as_ref() == key));
     }
 }
 

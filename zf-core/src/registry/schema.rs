@@ -60,6 +60,13 @@ pub fn is_path(schema: Option<&Schema>, key: &str) -> bool {
         })
 }
 
+/// Sets of keys of which one replaces the others when a later layer of the run file gives it:
+/// `#[schemars(extend("x-exclusive" = [["stage", "scope"]]))]` on the settings.
+pub(crate) fn exclusive(schema: &Schema) -> Vec<Vec<String>> {
+    let sets = schema.as_value().get("x-exclusive").cloned().unwrap_or_default();
+    serde_json::from_value(sets).unwrap_or_default()
+}
+
 /// Puts the schema's defaults into `table` for the keys that are not there, also in tables within it.
 pub(crate) fn fill(table: &mut toml::Table, schema: &Schema) {
     fill_node(table, schema.as_value(), schema.as_value());
