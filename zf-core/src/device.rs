@@ -151,11 +151,12 @@ fn remedy(category: Category, share: f64, situation: &Situation) -> Option<Strin
 
 /// How to split a kind of state further, `else_` where that is another way.
 fn splitting(stage: u8, group: usize, world: usize, else_: Option<&str>) -> String {
+    let more = if stage < 3 { " or more" } else { "" };
     let split = match (world, group) {
-        (1, _) => format!("several ranks (`transport.ranks`) with `partition.stage = {stage}` or more"),
-        (_, 1) => format!("`partition.stage = {stage}` or more splits them over the ranks"),
+        (1, _) => format!("several ranks with `partition.stage = {stage}`{more}"),
+        (_, 1) => format!("`partition.stage = {stage}`{more} splits them over the ranks"),
         (world, group) if group < world => format!("`partition.stage = {stage}` splits them over all {world} ranks"),
-        _ => "more ranks (`transport.ranks`), over which they are split".to_owned(),
+        _ => "more ranks, over which they are split".to_owned(),
     };
     else_.map_or_else(|| split.clone(), |setting| format!("{split}; or {setting}"))
 }
@@ -245,12 +246,9 @@ mod tests {
         let one = Situation { world: 1, ..optimizer };
         let part = Situation { split: Split { optim: 2, ..optimizer.split }, ..optimizer };
         let all = Situation { split: Split { optim: 4, ..optimizer.split }, ..optimizer };
-        advised(
-            &one,
-            &["optimizer states hold 100 %: several ranks (`transport.ranks`) with `partition.stage = 1` or more"],
-        );
+        advised(&one, &["optimizer states hold 100 %: several ranks with `partition.stage = 1` or more"]);
         advised(&part, &["optimizer states hold 100 %: `partition.stage = 1` splits them over all 4 ranks"]);
-        advised(&all, &["optimizer states hold 100 %: more ranks (`transport.ranks`), over which they are split"]);
+        advised(&all, &["optimizer states hold 100 %: more ranks, over which they are split"]);
 
         let gradients = situation(&[(Category::Gradients, 900)]);
         let stage = "gradients hold 100 %: `partition.stage = 2` or more splits them over the ranks";
@@ -264,7 +262,7 @@ mod tests {
         }
 
         let parameters = situation(&[(Category::Parameters, 900)]);
-        let stage = "parameters hold 100 %: `partition.stage = 3` or more splits them over the ranks";
+        let stage = "parameters hold 100 %: `partition.stage = 3` splits them over the ranks";
         advised(&parameters, &[stage]);
         let single = Situation { dtype: DType::Float32, ..parameters };
         advised(&single, &[&format!("{stage}; or `run.dtype = \"bfloat16\"`")]);

@@ -39,7 +39,7 @@ impl Mesh {
     pub fn with_node(mut self, ranks: usize) -> Result<Self> {
         if ranks == 0 || !self.world().is_multiple_of(ranks) {
             return Err(Error::Config(format!(
-                "{ranks} ranks per node do not divide the world of {} ranks",
+                "transport.ranks_per_node = {ranks} does not divide the world of {} ranks",
                 self.world()
             )));
         }

@@ -121,6 +121,11 @@ impl Scopes {
         (stage <= 3).then(|| Self { p: split(3), g: split(2), o: split(1) })
     }
 
+    /// Whether any of them is that of a machine.
+    pub fn names_node(&self) -> bool {
+        [self.p, self.g, self.o].contains(&Scope::Node)
+    }
+
     /// The sizes on `mesh`, which obey the rule: each divides the data axis, size(O) >= size(G) >= size(P), and each
     /// divides the next larger.
     ///

@@ -1,6 +1,6 @@
 //! The ZeRO family of partitioners.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -165,6 +165,17 @@ impl Partitioner for Zero {
     fn layout(&self, units: &[UnitSpec], dtype: DType, mesh: &Mesh, needs: Needs) -> Result<Layout> {
         let sizes = self.scopes.sizes(mesh)?;
         self.reshard.resolve(sizes.p, mesh)?;
+        if self.scopes.names_node() && mesh.node() == mesh.world() && mesh.world() > 1 {
+            // Every rank asks for its layout, and all of them mean the same.
+            static SAID: Once = Once::new();
+            SAID.call_once(|| {
+                tracing::warn!(
+                    "partition.scope: \"node\" means all {} ranks here, as \"world\" does; transport.ranks_per_node says how \
+                     many share a machine",
+                    mesh.world()
+                );
+            });
+        }
         let multiple = mesh.size("data") * ALIGNMENT;
         let mut layout = Layout::pack(units, dtype, mesh, multiple, |unit, numel| {
             let [params, grads, optim] = nest::even(numel, sizes)?;

@@ -26,6 +26,9 @@ const NOTES: [&str; 2] = [
     "Buffers are the least that the strategy needs. Step time and stall are not predicted in this version.",
 ];
 
+/// More ranks than this are a typing error, of which each would get a row.
+const MOST_RANKS: usize = 1 << 20;
+
 /// Plans the run file with the overrides of the command line, on `ranks` ranks instead of its own if given, and says
 /// whether it fits into `memory` bytes a device.
 ///
@@ -73,6 +76,9 @@ impl Planned {
         };
         if ranks == 0 {
             return Err(Error::Config("--ranks 0: a run has at least one rank".into()));
+        }
+        if ranks > MOST_RANKS {
+            return Err(Error::Config(format!("--ranks {ranks}: expected at most {MOST_RANKS} ranks")));
         }
         let cx = run.context();
         let model = model(run, registry)?;

@@ -23,6 +23,7 @@ pub fn run(file: &Path, overrides: &[String], out: Option<&Path>, resume: Option
     let registry = Registry::global()?;
     let run = config::load(Some(file), overrides, registry)?;
     let fabric = run.build::<slots::Transport>(registry, &run.context())?;
+    launched_alone(&*fabric, |name| std::env::var(name).ok())?;
     let start = agreed_start(&*fabric, || Start::new(run.name(), out, resume))?;
     let resume = start.resume.as_deref().map(|path| Resume::new(Checkpoint::open(path)?)).transpose()?;
     let stop = Stop::default();
@@ -39,6 +40,18 @@ pub fn run(file: &Path, overrides: &[String], out: Option<&Path>, resume: Option
     let summary = result?;
     if leads {
         print_summary(&summary, &training.folder);
+    }
+    Ok(())
+}
+
+/// Refuses to run all ranks in each of several processes that a launcher started.
+fn launched_alone(fabric: &dyn Fabric, variable: impl Fn(&str) -> Option<String>) -> Result<(), Error> {
+    let (Some(rank), Some(world)) = (variable("RANK"), variable("WORLD_SIZE")) else { return Ok(()) };
+    if world.parse().is_ok_and(|world: usize| world > 1) && fabric.local_ranks().len() == fabric.world() {
+        return Err(Error::Config(format!(
+            "a launcher started this process as rank {rank} of {world}, but the transport runs all ranks in one process; \
+             set transport.kind = \"c10d\", or start `zf train` without a launcher"
+        )));
     }
     Ok(())
 }

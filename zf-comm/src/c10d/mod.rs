@@ -282,11 +282,20 @@ impl Fabric for C10d {
         let failed = |error: zf_sys::Error| {
             Error::comm(format!("rank {rank}: waiting for what rank 0 decides about the run: {error}"))
         };
+        let heard_by = |rank: usize| format!("{key}/heard/{rank}");
         if rank == 0 {
             store.set(&key, &said).map_err(failed)?;
+            // What rank 0 says may be why it ends, and the store ends with it. A rank that never comes is for the first
+            // collective to name.
+            let heard: Vec<String> = (1..self.rendezvous.world).map(heard_by).collect();
+            let heard: Vec<&str> = heard.iter().map(String::as_str).collect();
+            if !heard.is_empty() {
+                let _ = store.wait(&heard, self.config.timeout.min(Duration::from_secs(10)));
+            }
             return Ok(said);
         }
         let mut heard = store.get(&[&key], self.config.timeout).map_err(failed)?;
+        store.set(&heard_by(rank), &[]).map_err(failed)?;
         heard.pop().ok_or_else(|| Error::comm(format!("rank {rank}: the store kept nothing of what rank 0 decided")))
     }
 

@@ -43,9 +43,9 @@ pub enum How {
     Error,
     /// With a panic.
     Panic,
-    /// Its whole process is killed (SIGKILL), as by a system out of memory.
+    /// Its whole process is killed (SIGKILL), as by a system out of memory. Ranks that are threads cannot fail so.
     Kill,
-    /// Its whole process is stopped (SIGSTOP), as a machine that hangs.
+    /// Its whole process is stopped (SIGSTOP), as a machine that hangs. Ranks that are threads cannot fail so.
     Stop,
 }
 
@@ -87,6 +87,12 @@ impl FailingConfig {
         let (fails, world) = (self.rank, fabric.world());
         if fails >= world {
             return Err(setting("rank", format!("expected a rank below {world}, found {fails}")));
+        }
+        if matches!(self.how, How::Kill | How::Stop) && fabric.local_ranks().len() > 1 {
+            return Err(setting(
+                "how",
+                "\"kill\" and \"stop\" end a whole process, and all ranks are in this one; use kind = \"c10d\"",
+            ));
         }
         let (how, message) = (self.how, self.message.clone());
         Ok(wrap(fabric, move |rank, inner| match rank == fails {
