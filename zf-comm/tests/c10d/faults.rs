@@ -173,10 +173,11 @@ fn a_stopped_host_of_the_store_is_named() {
 fn a_rank_killed_in_the_middle_is_named() {
     for error in Ranks::start("kill-busy", 3, LONG).results([0, 2]) {
         assert!(error.starts_with("all_reduce #"), "{error}");
-        assert!(
-            error.contains(" \"big\" in group [0, 1, 2]: rank 1 is gone, its connection broke (rank 1 last"),
-            "{error}"
-        );
+        // Now and then a socket does not tell, and the heartbeat that stays away does, at the timeout.
+        let broke = error.contains(" \"big\" in group [0, 1, 2]: rank 1 is gone, its connection broke (rank 1 last");
+        let silent =
+            error.contains(" \"big\" in group [0, 1, 2]: ") && error.contains("rank 1 arrived, but shows no sign");
+        assert!(broke || silent, "{error}");
     }
 }
 
