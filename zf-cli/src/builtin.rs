@@ -2,5 +2,7 @@
 
 use zf_comm as _;
 use zf_model as _;
+use zf_offload as _;
 use zf_optim as _;
 use zf_partition as _;
+use zf_select as _;

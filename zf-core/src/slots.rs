@@ -88,6 +88,51 @@ impl Slot for Data {
     type Stage = DataBundle;
 }
 
+/// Which columns of a weight are important: `[select]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Select {}
+
+impl Slot for Select {
+    const NAME: &'static str = "select";
+    const HELP: &'static str = "which columns of a weight are important, where an offload keeps those on the device";
+    const DEFAULT: Option<&'static str> = Some("topk");
+    const WRAP: Option<&'static str> = Some(SelectWrap::NAME);
+    type Stage = Box<dyn stage::Selector>;
+}
+
+/// What goes around a selector: the list `wrap` of `[select]`, from the inside out.
+#[derive(Debug, Clone, Copy)]
+pub enum SelectWrap {}
+
+impl Slot for SelectWrap {
+    const NAME: &'static str = "select.wrap";
+    const HELP: &'static str = "what goes around the selector, from the inside out";
+    const DEFAULT: Option<&'static str> = None;
+    type Stage = Wrap<Select>;
+}
+
+/// How much an element matters: the key `score` of `[select]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Score {}
+
+impl Slot for Score {
+    const NAME: &'static str = "select.score";
+    const HELP: &'static str = "how much an element of a weight matters to a selector";
+    const DEFAULT: Option<&'static str> = Some("l1");
+    type Stage = Arc<dyn stage::Score>;
+}
+
+/// The link between a device and its host: the key `link` of `[device]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Link {}
+
+impl Slot for Link {
+    const NAME: &'static str = "device.link";
+    const HELP: &'static str = "the link between a device and its host";
+    const DEFAULT: Option<&'static str> = None;
+    type Stage = Arc<dyn stage::Links>;
+}
+
 /// Named fragments of run files, chosen by the key `preset`. Registered with [`crate::register_preset!`].
 #[derive(Debug, Clone, Copy)]
 pub enum Preset {}
@@ -107,6 +152,10 @@ pub const ALL: &[SlotInfo] = &[
     SlotInfo::of::<Transport>(),
     SlotInfo::of::<TransportWrap>(),
     SlotInfo::of::<Partition>(),
+    SlotInfo::of::<Select>(),
+    SlotInfo::of::<SelectWrap>(),
+    SlotInfo::of::<Score>(),
+    SlotInfo::of::<Link>(),
     SlotInfo::of::<Optim>(),
     SlotInfo::of::<Schedule>(),
 ];

@@ -1,0 +1,1 @@
+//! States off the device.

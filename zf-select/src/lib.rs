@@ -1,0 +1,1 @@
+//! Which columns of a weight are important.
