@@ -53,7 +53,6 @@
 
 mod c10d;
 mod counting;
-mod duration;
 mod kernel;
 mod register;
 mod span;
@@ -64,6 +63,7 @@ mod wrap;
 pub use c10d::{Backend, C10d, C10dConfig, Rendezvous};
 pub use threads::{Threads, ThreadsConfig};
 pub use wrap::{
-    Bandwidth, BandwidthError, Blocking, BlockingConfig, Counted, Delayed, DelayedConfig, Failing, FailingConfig, How,
-    Log, Modelled, ModelledConfig, Record, Reordering, ReorderingConfig, Tier, When, wrap,
+    Blocking, BlockingConfig, Counted, Delayed, DelayedConfig, Failing, FailingConfig, How, Log, Modelled,
+    ModelledConfig, Record, Reordering, ReorderingConfig, Tier, When, wrap,
 };
+pub use zf_core::bandwidth::{Bandwidth, BandwidthError};

@@ -4,12 +4,14 @@
 //! exchanges tensors, an [`stage::Optimizer`] is the update rule, a [`stage::Schedule`] the learning rate. This crate
 //! knows the traits and assembles pipelines from them; it never names a strategy.
 
+pub mod bandwidth;
 pub mod bytes;
 pub mod calendar;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod device;
+pub mod duration;
 pub mod engine;
 pub mod error;
 pub mod files;

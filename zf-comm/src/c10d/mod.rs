@@ -47,7 +47,7 @@ pub struct C10dConfig {
     pub backend: Backend,
     /// How long a rank waits for a collective before the run ends with the name of the missing rank: `"60s"`,
     /// `"500ms"`, `"2m"`.
-    #[serde(with = "crate::duration")]
+    #[serde(with = "zf_core::duration")]
     #[schemars(with = "String")]
     pub timeout: Duration,
     /// Consecutive ranks that share a machine, which the scope `"node"` means. By default what the launcher tells, or

@@ -29,7 +29,7 @@ pub struct ThreadsConfig {
     pub ranks: usize,
     /// How long a rank waits for a collective before the run ends with the name of the missing rank: `"60s"`,
     /// `"500ms"`, `"2m"`.
-    #[serde(with = "crate::duration")]
+    #[serde(with = "zf_core::duration")]
     #[schemars(with = "String")]
     pub timeout: Duration,
     /// Consecutive ranks that the scope `"node"` and models of links take for one machine; must divide `ranks`. All, unless

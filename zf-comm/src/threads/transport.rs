@@ -15,8 +15,8 @@ use zf_core::{Error, Result};
 use super::hub::{Hub, Message};
 use super::meeting::{Meeting, Part, Reply};
 use crate::counting::ring_bytes;
-use crate::duration;
 use crate::work::Work;
+use zf_core::duration;
 
 pub(crate) struct ThreadsTransport {
     hub: Arc<Hub>,

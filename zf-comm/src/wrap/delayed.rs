@@ -17,7 +17,7 @@ use super::wrap;
 #[serde(deny_unknown_fields)]
 pub struct DelayedConfig {
     /// How much later each collective of tensors completes: `"2ms"`, `"50us"`.
-    #[serde(with = "crate::duration")]
+    #[serde(with = "zf_core::duration")]
     #[schemars(with = "String")]
     pub latency: Duration,
 }

@@ -28,7 +28,6 @@ macro_rules! pass_on {
     };
 }
 
-mod bandwidth;
 mod blocking;
 mod counted;
 mod deferring;
@@ -43,7 +42,6 @@ use std::time::Duration;
 use zf_core::Result;
 use zf_core::stage::{Fabric, Transport};
 
-pub use bandwidth::{Bandwidth, BandwidthError};
 pub use blocking::{Blocking, BlockingConfig};
 pub use counted::{Counted, Log, Record};
 pub use delayed::{Delayed, DelayedConfig};

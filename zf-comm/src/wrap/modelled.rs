@@ -7,12 +7,13 @@ use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use zf_core::Result;
+use zf_core::bandwidth::Bandwidth;
 use zf_core::registry::{Build, BuildContext, Wrap, setting};
 use zf_core::slots;
 use zf_core::stage::{Collective, Fabric, Group, Request, Ticket, Transport};
 
+use super::Wrapped;
 use super::deferring::Deferring;
-use super::{Bandwidth, Wrapped};
 use crate::counting::ring_bytes;
 
 /// Settings of the wrapper `modelled`.
@@ -37,7 +38,7 @@ pub struct Tier {
     /// Bytes a second in each direction: `"50GB/s"`.
     pub bandwidth: Bandwidth,
     /// The time until the first byte arrives: `"5us"`.
-    #[serde(with = "crate::duration")]
+    #[serde(with = "zf_core::duration")]
     #[schemars(with = "String")]
     pub latency: Duration,
 }

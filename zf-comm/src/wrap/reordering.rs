@@ -20,7 +20,7 @@ pub struct ReorderingConfig {
     /// Which order.
     pub seed: u64,
     /// How long a collective is held back at most: `"2ms"`.
-    #[serde(with = "crate::duration")]
+    #[serde(with = "zf_core::duration")]
     #[schemars(with = "String")]
     pub window: Duration,
 }

@@ -1,4 +1,6 @@
 //! Durations in run files: a number and a unit, `"60s"`, `"500ms"`, `"10us"`, `"2m"`.
+//!
+//! For a field of a stage's settings: `#[serde(with = "zf_core::duration")]` and `#[schemars(with = "String")]`.
 
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ const LONGEST: f64 = 1e9;
 ///
 /// # Errors
 /// A text that is not a positive number followed by `us`, `ms`, `s`, `m` or `h`.
-pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+pub fn parse(text: &str) -> Result<Duration, String> {
     let wrong =
         || format!("expected a duration such as \"60s\", \"500ms\", \"10us\", \"2m\" or \"1h\", found {text:?}");
     let trimmed = text.trim();
@@ -24,7 +26,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
 }
 
 /// Writes a duration the way [`parse`] reads it, in the largest unit that keeps it whole.
-pub(crate) fn format(duration: Duration) -> String {
+pub fn format(duration: Duration) -> String {
     let milliseconds = duration.as_millis();
     if milliseconds == 0 {
         return format!("{}us", duration.as_nanos() as f64 / 1e3);
@@ -39,11 +41,19 @@ pub(crate) fn format(duration: Duration) -> String {
     }
 }
 
-pub(crate) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+/// For serde: what [`format`] makes.
+///
+/// # Errors
+/// Those of the serializer.
+pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&format(*duration))
 }
 
-pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+/// For serde: what [`parse`] reads.
+///
+/// # Errors
+/// A text that [`parse`] refuses.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     parse(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 

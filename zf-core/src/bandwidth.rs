@@ -13,10 +13,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// unit here: 100 Gbit/s are 12.5GB/s.
 ///
 /// ```
-/// use zf_comm::Bandwidth;
+/// use zf_core::bandwidth::Bandwidth;
 /// let link: Bandwidth = "12.5GB/s".parse()?;
 /// assert_eq!(link.bytes_per_second(), 12.5e9);
-/// # Ok::<(), zf_comm::BandwidthError>(())
+/// # Ok::<(), zf_core::bandwidth::BandwidthError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Bandwidth(f64);
