@@ -3,6 +3,7 @@
 //! Stages are registered where they are defined, with [`crate::register!`], in any crate of the program. An entry is a
 //! [`Description`]: `zf stages`, the help of `zf explain`, the errors for unknown names and keys all come from it.
 
+mod choice;
 mod context;
 mod description;
 pub mod schema;
@@ -13,6 +14,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::OnceLock;
 
+pub use choice::Choice;
 pub use context::{BuildContext, DataBundle, ModelBundle};
 pub use description::{Build, Description, Slot, SlotInfo};
 pub(crate) use settings::{BuildError, read};

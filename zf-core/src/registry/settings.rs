@@ -104,6 +104,14 @@ impl Problem {
         }
     }
 
+    /// What is wrong, in one line, where nothing knows the section.
+    fn alone(&self) -> String {
+        match &self.fault {
+            Fault::Value { message } => format!("`{}`: {message}", dotted(&self.path)),
+            _ => self.message("the settings"),
+        }
+    }
+
     /// What to do about it, for the line with the caret; may be empty.
     pub fn advice(&self) -> String {
         let (found, expected) = match &self.fault {
@@ -137,18 +145,15 @@ impl BuildError {
     /// An error of `build`, which may point at a setting.
     pub(super) fn from_build(error: anyhow::Error) -> Self {
         match error.downcast::<BadSetting>() {
-            Ok(bad) => Self::Settings(Problem { path: bad.path, fault: Fault::Value { message: bad.message } }),
+            Ok(bad) => Self::Settings(bad.0),
             Err(error) => Self::Build(error),
         }
     }
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("`{}`: {message}", dotted(path))]
-struct BadSetting {
-    path: Vec<Step>,
-    message: String,
-}
+#[error("{}", .0.alone())]
+struct BadSetting(Problem);
 
 /// An error for [`super::Build::build`] that points at one of the stage's own settings, by its dotted key: the message
 /// then comes with file, line and caret.
@@ -158,10 +163,13 @@ struct BadSetting {
 /// assert_eq!(error.to_string(), "`scope.p`: must be \"world\" or a divisor of the ranks, found 3");
 /// ```
 pub fn setting(key: &str, message: impl std::fmt::Display) -> anyhow::Error {
-    anyhow::Error::new(BadSetting {
-        path: key.split('.').map(|k| Step::Key(k.to_owned())).collect(),
-        message: message.to_string(),
-    })
+    within(key, Problem { path: Vec::new(), fault: Fault::Value { message: message.to_string() } })
+}
+
+/// The error of [`setting`] for a problem in what stands under `key`.
+pub(super) fn within(key: &str, mut problem: Problem) -> anyhow::Error {
+    problem.path.splice(..0, key.split('.').map(|key| Step::Key(key.to_owned())));
+    anyhow::Error::new(BadSetting(problem))
 }
 
 /// Reads a table into a settings type.
