@@ -126,7 +126,7 @@ fn keys_and_values() {
             &["run.toml:2:2", "[offload] is not in this version"],
         ),
         file("not here yet: mesh", "[mesh]\ntensor = 2", &["run.toml:2:2", "[mesh] is not in this version"]),
-        file("not here yet: sweep", "[sweep]\nseeds = [1]", &["run.toml:2:2", "[sweep] is not in this version"]),
+        file("a sweep", "[sweep]\nseeds = [1]", &["run.toml:2:2", "[sweep] lists several runs", "`zf ablate`"]),
         file(
             "not here yet: recomputation",
             "[activation]\nkind = \"keep\"",

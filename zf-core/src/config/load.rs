@@ -27,15 +27,40 @@ pub(super) struct Layers {
     pub(super) preset_mark: Option<Mark>,
 }
 
+/// Reads layers, from the lowest to the highest.
+#[derive(Debug, Clone)]
 pub(super) struct Loader<'a> {
     registry: &'a Registry,
     sources: Vec<Source>,
     layers: Vec<Tree>,
+    /// Whether files may hold a `[sweep]`, which is then no part of their layers.
+    sweeps: bool,
+    sweep: Option<Node>,
 }
 
 impl<'a> Loader<'a> {
     pub(super) fn new(registry: &'a Registry) -> Self {
-        Self { registry, sources: Vec::new(), layers: Vec::new() }
+        Self { registry, sources: Vec::new(), layers: Vec::new(), sweeps: false, sweep: None }
+    }
+
+    /// The same for a sweep.
+    pub(super) fn of_sweep(self) -> Self {
+        Self { sweeps: true, ..self }
+    }
+
+    /// The `[sweep]` of the file, or else of the nearest one that it extends.
+    pub(super) fn take_sweep(&mut self) -> Option<Node> {
+        self.sweep.take()
+    }
+
+    /// What knows the stages.
+    pub(super) fn registry(&self) -> &'a Registry {
+        self.registry
+    }
+
+    /// Adds a layer whose places lie in the texts that were read.
+    pub(super) fn layer(&mut self, layer: Tree) {
+        self.layers.push(layer);
     }
 
     /// Adds a file, after the files that it extends.
@@ -142,6 +167,10 @@ impl<'a> Loader<'a> {
         let dir = path.parent().unwrap_or(Path::new("")).to_owned();
         let mut tree =
             self.parse(Source { kind: Kind::File, label: path.display().to_string(), text, dir: Some(dir.clone()) })?;
+        if self.sweeps {
+            let own = tree.remove("sweep");
+            self.sweep = self.sweep.take().or(own);
+        }
         if let Some(node) = tree.remove("extends") {
             let Some(below) = node.text() else {
                 let message = "`extends`: expected the path of one file";
@@ -179,7 +208,8 @@ impl<'a> Loader<'a> {
         result
     }
 
-    fn fail(&self, mark: &Mark, message: &str, advice: &str) -> Error {
+    /// An error at a place of the texts that were read.
+    pub(super) fn fail(&self, mark: &Mark, message: &str, advice: &str) -> Error {
         Error::Config(self.sources[mark.source].render(&mark.span, message, advice))
     }
 }

@@ -13,6 +13,7 @@ mod load;
 mod rules;
 mod sections;
 mod source;
+mod sweep;
 mod tree;
 
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ pub use sections::{
     Unused, ValidateSettings,
 };
 use source::{Mark, Source};
+pub use sweep::{Case, Expect, Sweep, folder_name};
 use tree::{Node, Tree};
 
 use crate::registry::{
@@ -201,6 +203,10 @@ impl Run {
         let slots = registry.slots();
         let names: Vec<&str> =
             slots.iter().filter(|slot| slot.is_section()).map(|slot| slot.name).chain(FIXED.iter().copied()).collect();
+        if self.given("sweep") {
+            let message = "[sweep] lists several runs, which `zf ablate` starts";
+            return Err(self.fail(&[Step::Key("sweep".into())], true, message, "take it out for a single run"));
+        }
         for (key, what) in NOT_YET {
             if self.given(key) && !names.contains(key) {
                 let path: Vec<Step> = key.split('.').map(|k| Step::Key(k.into())).collect();

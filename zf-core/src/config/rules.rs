@@ -13,7 +13,6 @@ pub(super) const NOT_YET: &[(&str, &str)] = &[
     ("offload", "states in host memory or files"),
     ("host", "host worker threads"),
     ("mesh", "axes beside data parallelism"),
-    ("sweep", "sweeps"),
     ("device.link", "links of limited speed"),
 ];
 
