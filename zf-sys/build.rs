@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-const SOURCES: [&str; 5] = ["heap.cpp", "autograd.cpp", "checkpoint.cpp", "storage.cpp", "runtime.cpp"];
+const SOURCES: [&str; 6] = ["heap.cpp", "autograd.cpp", "checkpoint.cpp", "storage.cpp", "runtime.cpp", "stream.cpp"];
 const HEADERS: [&str; 3] = ["shim.h", "arena.h", "heap.h"];
 
 /// Compiled apart, with defines of its own and the parts of Gloo's and CUDA's headers that c10d's need.

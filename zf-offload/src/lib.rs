@@ -1,1 +1,6 @@
 //! States off the device.
+
+pub mod cores;
+pub mod link;
+mod precise;
+pub mod tier;

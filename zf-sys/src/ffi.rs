@@ -148,6 +148,18 @@ unsafe extern "C" {
     pub(crate) fn zf_cuda_devices(built: *mut bool, count: *mut c_int) -> Message;
     pub(crate) fn zf_libtorch_version() -> *const c_char;
     pub(crate) fn zf_cpu_capability(out: *mut Message) -> Message;
+
+    pub(crate) fn zf_stream_new(index: c_int, out: *mut *mut c_void) -> Message;
+    pub(crate) fn zf_stream_free(stream: *mut c_void);
+    pub(crate) fn zf_stream_copy(
+        stream: *mut c_void,
+        to: *mut C_tensor,
+        from: *mut C_tensor,
+        out: *mut *mut c_void,
+    ) -> Message;
+    pub(crate) fn zf_copy_query(copy: *mut c_void, over: *mut bool, seconds: *mut f64) -> Message;
+    pub(crate) fn zf_copy_free(copy: *mut c_void);
+    pub(crate) fn zf_pinned(count: i64, scalar_type: c_int, out: *mut *mut C_tensor) -> Message;
 }
 
 /// Turns the shim's answer into a result.

@@ -10,6 +10,7 @@
 //! | [`heap`] | a CPU allocator with live and peak bytes for each rank, by category; heaps of fixed size, placed first-fit |
 //! | [`autograd`] | backward, gradients, hooks, recomputation ([`autograd::checkpoint`]) |
 //! | [`storage`] | storage resize, typed slices of CPU tensors, 16-bit constructors |
+//! | [`stream`] | copies on side streams, pinned memory |
 //! | [`rng`] | the state of libtorch's default CPU generator |
 //! | [`fused`] | libtorch's own fused AdamW |
 //! | [`c10d`] | PyTorch's TCP store and process groups over Gloo (NCCL with the feature `nccl`) |
@@ -54,6 +55,7 @@ pub mod fused;
 pub mod heap;
 pub mod rng;
 pub mod storage;
+pub mod stream;
 pub mod threads;
 
 pub use error::{Error, Result};
