@@ -1,5 +1,7 @@
-//! What a run leaves in its folder: `metrics.jsonl`, `summary.json`, TensorBoard events, and their comparison.
+//! What a run leaves in its folder: `metrics.jsonl`, `summary.json`, TensorBoard events; their comparison, and where the
+//! time went.
 
+mod budget;
 mod compare;
 mod metrics;
 mod prediction;
@@ -8,7 +10,9 @@ mod summary;
 mod tensorboard;
 #[cfg(test)]
 mod tests;
+pub mod timeline;
 
+pub use budget::{Budget, BudgetRow, LinkUse};
 pub use compare::{Comparison, Difference, Figure, Mode, compare};
 pub use metrics::{METRICS, METRICS_OLD, MetricsWriter, read_metrics};
 pub use prediction::{Beside, PredictedComm, PredictedMemory, Prediction};

@@ -153,7 +153,7 @@ impl Summary {
 }
 
 /// The middle value, the mean of the two middle ones for an even number; NaN of nothing.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.retain(|v| !v.is_nan());
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
