@@ -24,7 +24,7 @@ pub use explain::Row;
 use load::{Layers, Loader};
 use rules::{Broken, NOT_YET, Sections};
 pub use sections::{
-    Accumulate, CheckpointSettings, DeviceKind, DeviceSection, LogSection, ReduceSection, ReduceWhen, RunSection,
+    Accumulate, CheckpointSettings, DeviceKind, DeviceSection, HostSection, LogSection, ReduceSection, ReduceWhen, RunSection,
     Unused, ValidateSettings,
 };
 use source::{Mark, Source};
@@ -38,7 +38,7 @@ use crate::registry::{
 use crate::{Error, Result};
 
 /// The sections that belong to no stage.
-const FIXED: &[&str] = &["run", "device", "reduce", "log"];
+const FIXED: &[&str] = &["run", "device", "host", "reduce", "log"];
 
 /// A run file with everything that is laid under and over it, checked.
 #[derive(Debug, Clone)]
@@ -47,6 +47,8 @@ pub struct Run {
     pub run: RunSection,
     /// `[device]`.
     pub device: DeviceSection,
+    /// `[host]`.
+    pub host: HostSection,
     /// `[reduce]`.
     pub reduce: ReduceSection,
     /// `[log]`.
@@ -162,6 +164,7 @@ impl Run {
         let mut run = Self {
             run: RunSection::default(),
             device: DeviceSection::default(),
+            host: HostSection::default(),
             reduce: ReduceSection::default(),
             log: LogSection::default(),
             preset,
@@ -175,6 +178,7 @@ impl Run {
         run.known_sections(registry)?;
         run.run = run.read("run")?;
         run.device = run.read("device")?;
+        run.host = run.read("host")?;
         run.reduce = run.read("reduce")?;
         run.log = run.read("log")?;
         run.stages = run.known_stages(registry)?;

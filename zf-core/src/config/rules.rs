@@ -9,11 +9,7 @@ pub(super) const EXCLUSIVE: &[(&str, &[&str])] = &[("run", &["steps", "epochs", 
 /// Sections and keys that a later version will have, with what they are for.
 pub(super) const NOT_YET: &[(&str, &str)] = &[
     ("activation", "recomputation and stores for activations"),
-    ("select", "choosing important columns"),
-    ("offload", "states in host memory or files"),
-    ("host", "host worker threads"),
     ("mesh", "axes beside data parallelism"),
-    ("device.link", "links of limited speed"),
 ];
 
 /// The fixed sections.

@@ -110,7 +110,7 @@ pub struct ValidateSettings {
 }
 
 /// `[device]`: where ranks compute.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DeviceSection {
     /// "cpu", "cuda" (with a CUDA libtorch), "auto": cuda where there is one, or "emulated": a CPU with limited memory.
@@ -120,11 +120,16 @@ pub struct DeviceSection {
     /// Bytes of each rank's emulated device, for all its tensors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
+    /// The link between device and host, for offload: a table such as { bandwidth = "4GB/s", latency = "10us" }, with `kind` where
+    /// it is not "emulated".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
+    pub link: Option<toml::Table>,
 }
 
 impl Default for DeviceSection {
     fn default() -> Self {
-        Self { kind: DeviceKind::Auto, threads: 1, memory: None }
+        Self { kind: DeviceKind::Auto, threads: 1, memory: None, link: None }
     }
 }
 
@@ -140,6 +145,21 @@ pub enum DeviceKind {
     Cuda,
     /// The CPU, with memory of a fixed size for each rank.
     Emulated,
+}
+
+/// `[host]`: what host work may use, for offload.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct HostSection {
+    /// Cores that workers are bound to. Without it those that are left beside the devices' own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cores: Option<Vec<usize>>,
+    /// Threads that update each rank's part. Without it one a core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// Bytes a second that each rank's workers read and write at most, such as "2GB/s": the memory of a slower host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Rate>,
 }
 
 /// `[reduce]`: when and in which type gradients are summed.

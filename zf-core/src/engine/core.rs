@@ -7,6 +7,7 @@ use tch::Tensor;
 
 use super::buckets::{self, Bucket};
 use super::flat::{FlatState, local_offset, narrow};
+use super::offload::Offloading;
 use super::party::Party;
 use super::reduce::Reducing;
 use super::residency::Residency;
@@ -33,6 +34,8 @@ pub(crate) struct Core {
     pub(crate) reducing: Reducing,
     pub(crate) residency: Residency,
     pub(crate) transfers: Transfers,
+    /// What is kept off the device; taken out while it works with the rest.
+    pub(crate) offload: Option<Offloading>,
 }
 
 impl Core {
@@ -45,7 +48,20 @@ impl Core {
         trace: Trace,
     ) -> Result<Self> {
         let residency = Residency::new(&layout, transport.rank(), &transfers)?;
-        Ok(Self { layout, transport, flats, trace, reducing, residency, transfers })
+        Ok(Self { layout, transport, flats, trace, reducing, residency, transfers, offload: None })
+    }
+
+    /// Has the offload, if there is one, do something with the rest of the core.
+    pub(crate) fn with_offload<T>(&mut self, f: impl FnOnce(&mut Offloading, &mut Self) -> Result<T>) -> Result<Option<T>> {
+        let Some(mut offload) = self.offload.take() else { return Ok(None) };
+        let result = f(&mut offload, self);
+        self.offload = Some(offload);
+        result.map(Some)
+    }
+
+    /// The device of the parameters.
+    pub(crate) fn device(&self) -> tch::Device {
+        self.flats.first().map_or(tch::Device::Cpu, |flat| flat.home.device())
     }
 
     /// Starts a collective for flat number `index`.

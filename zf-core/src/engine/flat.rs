@@ -49,14 +49,14 @@ pub(crate) struct FlatState {
 }
 
 impl FlatState {
-    /// Allocates all buffers, zeroed.
+    /// Allocates all buffers, zeroed. Without `states` masters and states are kept elsewhere.
     pub(crate) fn new(
         spec: &Flat,
         [rank, world]: [usize; 2],
         when: When,
         plan: GradPlan,
         accumulate: Accumulate,
-        states: usize,
+        states: Option<usize>,
         device: Device,
     ) -> Result<Self> {
         party::check(spec, world)?;
@@ -80,10 +80,10 @@ impl FlatState {
                 Accumulate::Model => spec.dtype.kind(),
             };
             grads = Some(Grads::new(plan, spec, &reduction.held, kind, device)?);
-            if spec.dtype.kind() != Kind::Float {
+            if spec.dtype.kind() != Kind::Float && states.is_some() {
                 master = Some(zeros(Category::Optimizer, len(&owned), Kind::Float)?);
             }
-            optim = (0..states)
+            optim = (0..states.unwrap_or(0))
                 .map(|_| zeros(Category::Optimizer, len(&owned), Kind::Float))
                 .collect::<Result<Vec<_>>>()?;
         }

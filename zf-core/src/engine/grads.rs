@@ -129,8 +129,12 @@ impl Grads {
     pub(crate) fn square_sum(&self, spec: &Flat, reduction: &Reduction) -> Result<SquareSum> {
         let mut sum = SquareSum::default();
         if let Self::Loose { slots, squares, .. } = self {
-            for (grad, known) in slots.iter().zip(squares).filter_map(|(grad, known)| Some((grad.as_ref()?, known))) {
-                sum = sum.merge(known.map_or_else(|| squares_of(grad), Ok)?);
+            for (grad, known) in slots.iter().zip(squares) {
+                sum = match (known, grad) {
+                    (Some(known), _) => sum.merge(*known),
+                    (None, Some(grad)) => sum.merge(squares_of(grad)?),
+                    (None, None) => sum,
+                };
             }
         } else {
             for grad in self.summed(spec, reduction)? {
@@ -142,8 +146,16 @@ impl Grads {
 
     /// Gives loose gradients back: no step is under way, and the next forward pass needs the memory.
     pub(crate) fn clear(&mut self) {
-        if let Self::Loose { slots, .. } = self {
+        if let Self::Loose { slots, squares, .. } = self {
             slots.fill_with(|| None);
+            squares.fill(None);
+        }
+    }
+
+    /// Lets go of loose gradients that somebody else keeps from now on. Their squares stay for the norm.
+    pub(crate) fn depart(&mut self) {
+        if let Self::Loose { slots, squares, .. } = self {
+            slots.iter_mut().zip(squares).filter(|(_, known)| known.is_some()).for_each(|(slot, _)| *slot = None);
         }
     }
 }

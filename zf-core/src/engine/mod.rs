@@ -7,6 +7,7 @@ mod core;
 mod flat;
 mod grads;
 mod launch;
+mod offload;
 mod options;
 mod party;
 mod reduce;
@@ -19,6 +20,7 @@ mod update;
 
 pub(crate) use launch::text as panic_text;
 pub use launch::{Rank, run_ranks, run_ranks_on};
+pub use offload::{OffloadReport, Saved};
 pub use options::{EngineOptions, Stages};
 pub use state::{Progress, StateSource};
 pub use step::StepReport;
@@ -31,6 +33,7 @@ use self::context::UnitParams;
 use self::core::{Core, Shared, lock};
 use self::flat::FlatState;
 use self::grads::GradPlan;
+use self::offload::Offloading;
 use self::reduce::Reducing;
 use self::reduction::When;
 use self::update::{SlotHyper, check_groups, slot_hyper};
@@ -39,7 +42,7 @@ use crate::layout::{DType, Layout};
 use crate::loss_scale::LossScaler;
 use crate::mesh::Mesh;
 use crate::model::{Model, UnitSpec};
-use crate::stage::{CommBytes, Transport};
+use crate::stage::{CommBytes, HostWork, Traffic, Transport};
 use crate::weights::Weights;
 use crate::{Error, Result};
 
@@ -109,10 +112,14 @@ impl Engine {
         }
         let (when, plan) = grad_plan(&options, &layout);
         let states = stages.optimizer.state().len();
+        let here = stages.offload.policy().is_none();
         let flats = layout
             .flats
             .iter()
-            .map(|flat| FlatState::new(flat, [rank, world], when, plan, options.accumulate, states, options.device))
+            .map(|flat| {
+                let states = here.then_some(states);
+                FlatState::new(flat, [rank, world], when, plan, options.accumulate, states, options.device)
+            })
             .collect::<Result<Vec<_>>>()?;
         let hypers = layout
             .flats
@@ -124,7 +131,9 @@ impl Engine {
             (options.dtype == DType::Float16).then(|| LossScaler::new(options.loss_scale.clone())).transpose()?;
         let transfers = stages.partitioner.transfers(&mesh);
         let reducing = Reducing::new(&layout, plan);
-        let core = Core::new(layout, transport, flats, reducing, transfers, options.trace.clone())?;
+        let offload = Offloading::open(&stages, &options, &layout, &flats, &*transport)?;
+        let mut core = Core::new(layout, transport, flats, reducing, transfers, options.trace.clone())?;
+        core.offload = offload;
         let shared = Arc::new(Mutex::new(core));
         install_hooks(&shared)?;
         Ok(Self {
@@ -161,6 +170,31 @@ impl Engine {
     /// Has the next step report, on all ranks alike, that this rank was asked to stop.
     pub fn request_stop(&mut self) {
         self.stop_requested = true;
+    }
+
+    /// What crossed the link between device and host, with the seconds that each way was busy.
+    pub fn link_traffic(&self) -> Traffic {
+        lock(&self.shared).offload.as_ref().map(Offloading::traffic).unwrap_or_default()
+    }
+
+    /// What host workers did.
+    pub fn host_work(&self) -> HostWork {
+        lock(&self.shared).offload.as_ref().map(Offloading::work).unwrap_or_default()
+    }
+
+    /// The heap of host memory, where an offload has one.
+    pub fn host_heap(&self) -> Option<zf_sys::heap::Heap> {
+        lock(&self.shared).offload.as_ref().map(|offload| offload.heap().clone())
+    }
+
+    /// Makes all updates visible that an offload has pending, and updates with what a window has so far: for the end of a
+    /// run. All ranks must call it.
+    ///
+    /// # Errors
+    /// Those of the offload and of the transport.
+    pub fn drain(&mut self) -> Result<()> {
+        let core = &mut *lock(&self.shared);
+        core.with_offload(|offload, core| offload.drain(core)).map(drop)
     }
 
     /// The options it runs with.

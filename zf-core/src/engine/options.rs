@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::config::{Accumulate, ReduceWhen, Unused};
+use crate::config::{Accumulate, HostSection, ReduceWhen, Unused};
 use crate::layout::DType;
 use crate::loss_scale::LossScaleConfig;
-use crate::stage::{Optimizer, Partitioner, Schedule};
+use crate::stage::{Links, Offload, Optimizer, Partitioner, Schedule, Selector};
 use crate::trace::Trace;
 
 /// The stages of one engine. They hold no state, so that all ranks share them.
@@ -17,6 +17,12 @@ pub struct Stages {
     pub optimizer: Arc<dyn Optimizer>,
     /// The learning rate over time.
     pub schedule: Arc<dyn Schedule>,
+    /// Which states leave the device.
+    pub offload: Arc<dyn Offload>,
+    /// Which columns an offload keeps on the device.
+    pub selector: Arc<dyn Selector>,
+    /// The links between devices and host.
+    pub links: Arc<dyn Links>,
 }
 
 impl std::fmt::Debug for Stages {
@@ -54,6 +60,12 @@ pub struct EngineOptions {
     pub total_steps: u64,
     /// Consecutive ranks that share a machine; 0: all.
     pub ranks_per_node: usize,
+    /// What host workers may use.
+    pub host: HostSection,
+    /// Cores for host work; empty: any.
+    pub host_cores: Vec<usize>,
+    /// Where an offload may make files.
+    pub folder: std::path::PathBuf,
     /// Records what this rank does when.
     pub trace: Trace,
 }
@@ -75,6 +87,9 @@ impl EngineOptions {
             micro_batch_tokens,
             total_steps,
             ranks_per_node: 0,
+            host: HostSection::default(),
+            host_cores: Vec::new(),
+            folder: std::env::temp_dir(),
             trace: Trace::new(0, 0),
         }
     }

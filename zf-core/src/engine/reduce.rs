@@ -31,10 +31,22 @@ pub(crate) struct Reducing {
     pub(crate) present: Vec<Vec<bool>>,
     /// By flat: gradients of one micro-batch in the model's type, where each is reduced at once.
     scratch: Vec<Option<Tensor>>,
-    /// Reductions in flight with the scratch they read.
-    in_flight: Vec<(Ticket, Option<Tensor>)>,
+    /// Reductions in flight, in the order of issue.
+    in_flight: Vec<Flight>,
+    /// Whether this micro-batch ends the step.
+    is_last: bool,
     /// Scratch that no reduction reads any more.
     pool: Vec<Tensor>,
+}
+
+/// A reduction in flight.
+struct Flight {
+    ticket: Ticket,
+    /// What it reads and nobody needs afterwards.
+    scratch: Option<Tensor>,
+    flat: usize,
+    /// Whether it is the last of its flat buffer's hop.
+    last: bool,
 }
 
 impl Reducing {
@@ -54,6 +66,7 @@ impl Reducing {
             present: flags,
             scratch: layout.flats.iter().map(|_| None).collect(),
             in_flight: Vec::new(),
+            is_last: false,
             pool: Vec::new(),
         }
     }
@@ -72,9 +85,12 @@ impl Core {
         self.flats.iter_mut().flat_map(|flat| &mut flat.grads).for_each(|grads| grads.clear());
     }
 
-    /// The step is over: gives memory back that only gradients needed.
-    pub(crate) fn end_step(&mut self) {
+    /// The step is over: gives memory back that only gradients needed. Returns the seconds that its update waited.
+    pub(crate) fn end_step(&mut self) -> f64 {
         self.flats.iter_mut().flat_map(|flat| &mut flat.grads).for_each(|grads| grads.clear());
+        let Some(offload) = &mut self.offload else { return 0.0 };
+        offload.end_step();
+        offload.take_waited().as_secs_f64()
     }
 
     /// The backward pass of a micro-batch begins; `last` says whether it ends the step.
@@ -82,6 +98,7 @@ impl Core {
         let reducing = &mut self.reducing;
         reducing.next = 0;
         reducing.begun += 1;
+        reducing.is_last = last;
         reducing.active = last || reducing.plan.is_each();
         reducing.arrived.iter_mut().flatten().for_each(|seen| *seen = false);
         reducing.missing.fill(0);
@@ -106,6 +123,7 @@ impl Core {
             .ok_or_else(|| Error::Engine(format!("the hook of `{name}` ran without a gradient")))?;
         let _no_grad = tch::no_grad_guard();
         zf_sys::autograd::set_grad(leaf, None)?;
+        self.release_gradients(flat)?;
         if self.reducing.plan.is_each() {
             let scratch = self.scratch(flat)?;
             store(&scratch, &self.flats[flat].spec, slot, &grad, self.reducing.arrived[flat][slot])?;
@@ -122,7 +140,58 @@ impl Core {
         while self.reducing.upcoming().is_some_and(|unit| self.is_complete(unit)) {
             self.reduce_next()?;
         }
+        self.pump()
+    }
+
+    /// Lets the offload use the time: complete gradients leave, and staging buffers that came back are filled again.
+    pub(crate) fn pump(&mut self) -> Result<()> {
+        if self.offload.is_none() {
+            return Ok(());
+        }
+        self.offer_reduced()?;
+        self.with_offload(|offload, _| offload.pump()).map(drop)
+    }
+
+    /// Gradients that are to leave have to be packed before they are overwritten.
+    fn release_gradients(&mut self, flat: usize) -> Result<()> {
+        if self.reducing.plan != GradPlan::Loose {
+            self.with_offload(|offload, core| offload.release_gradients(flat, &core.trace))?;
+        }
         Ok(())
+    }
+
+    /// Offers the offload the gradients whose sums are complete by now.
+    fn offer_reduced(&mut self) -> Result<()> {
+        while self.reducing.in_flight.first().is_some_and(|flight| flight.ticket.is_done()) {
+            let flight = self.reducing.in_flight.remove(0);
+            self.land(flight)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in a reduction that is over; the last one of a flat buffer completes its gradient on this rank.
+    fn land(&mut self, flight: Flight) -> Result<()> {
+        let Flight { ticket, scratch, flat, last } = flight;
+        self.wait(vec![ticket], || "gradients to be reduced".into())?;
+        self.reducing.pool.extend(scratch);
+        if last && self.reducing.is_last && self.flats[flat].reduction.then.is_empty() {
+            self.offer(flat)?;
+        }
+        Ok(())
+    }
+
+    /// The gradient of a flat buffer is complete on this rank.
+    fn offer(&mut self, index: usize) -> Result<()> {
+        self.with_offload(|offload, core| {
+            // Where others may have added to a slot, it is there although nothing arrived here.
+            let alone = core.reducing.plan == GradPlan::Loose;
+            let arrived: Vec<bool> = core.reducing.present[index].iter().map(|&seen| seen || !alone).collect();
+            if offload.offer(index, &core.flats[index], &arrived)? {
+                core.flats[index].grads.iter_mut().for_each(super::grads::Grads::depart);
+            }
+            Ok(())
+        })
+        .map(drop)
     }
 
     /// Backward is over: reduces the units that did not complete on their own (roots, unused parameters).
@@ -135,9 +204,8 @@ impl Core {
 
     /// Waits for all reductions in flight.
     pub(crate) fn finish_reductions(&mut self) -> Result<()> {
-        for (ticket, scratch) in std::mem::take(&mut self.reducing.in_flight) {
-            self.wait(vec![ticket], || "gradients to be reduced".into())?;
-            self.reducing.pool.extend(scratch);
+        for flight in std::mem::take(&mut self.reducing.in_flight) {
+            self.land(flight)?;
         }
         Ok(())
     }
@@ -190,8 +258,9 @@ impl Core {
         self.reducing.next += 1;
         for index in self.layout.units[unit].flats.clone() {
             if self.flats[index].spec.trainable {
+                self.release_gradients(index)?;
                 match self.reducing.plan {
-                    GradPlan::Loose => {}
+                    GradPlan::Loose => self.offer(index)?,
                     GradPlan::Boundary => self.reduce_at_boundary(index)?,
                     GradPlan::Each => self.reduce_micro_batch(index)?,
                 }
@@ -206,7 +275,7 @@ impl Core {
         zero_absent(flat, flat.grads()?.buffer()?, &self.reducing.present[index])?;
         match flat.reduction.first.clone() {
             Some(hop) => self.move_sums(index, &hop),
-            None => Ok(()),
+            None => self.offer(index),
         }
     }
 
@@ -229,7 +298,7 @@ impl Core {
                 }
             }
             self.reducing.pool.push(scratch);
-            return Ok(());
+            return if self.reducing.is_last { self.offer(index) } else { Ok(()) };
         };
         let Hop::Scatter(party) = first else {
             return Err(Error::Engine("a micro-batch is reduced by a reduce-scatter".into()));
@@ -242,7 +311,8 @@ impl Core {
             let inputs = pieces(&scratch, &everything, &bucket)?;
             let collective = Collective::ReduceScatter { inputs, output, accumulate };
             let ticket = self.issue(&party.group, index, "gradients", collective)?;
-            self.reducing.in_flight.push((ticket, (k == last).then(|| scratch.shallow_clone())));
+            let scratch = (k == last).then(|| scratch.shallow_clone());
+            self.reducing.in_flight.push(Flight { ticket, scratch, flat: index, last: k == last });
         }
         Ok(())
     }
@@ -255,29 +325,38 @@ impl Core {
         match hop {
             Hop::Gather(party) => {
                 let tickets = self.all_gather(party, index, "gradients", (&sums, &held), (&sums, &held))?;
-                self.reducing.in_flight.extend(tickets.into_iter().map(|ticket| (ticket, None)));
+                self.in_flight(index, tickets);
             }
             Hop::Scatter(party) => {
                 let member = self.member(&party.group)?;
+                let mut tickets = Vec::new();
                 for bucket in self.buckets(party, &sums) {
                     let inputs = pieces(&sums, &held, &bucket)?;
                     let output = inputs[member].shallow_clone();
                     let collective = Collective::ReduceScatter { inputs, output, accumulate: false };
-                    let ticket = self.issue(&party.group, index, "gradients", collective)?;
-                    self.reducing.in_flight.push((ticket, None));
+                    tickets.push(self.issue(&party.group, index, "gradients", collective)?);
                 }
+                self.in_flight(index, tickets);
             }
             Hop::Sum(party) => {
                 let member = self.member(&party.group)?;
                 let elements = self.transfers.bucket_bytes / sums.kind().elt_size_in_bytes().max(1);
+                let mut tickets = Vec::new();
                 for range in party.pieces[member].iter().flat_map(|own| buckets::split(own.clone(), elements)) {
                     let collective = Collective::AllReduce { tensor: piece(&sums, &held, &range)?, op: Reduce::Sum };
-                    let ticket = self.issue(&party.group, index, "gradients", collective)?;
-                    self.reducing.in_flight.push((ticket, None));
+                    tickets.push(self.issue(&party.group, index, "gradients", collective)?);
                 }
+                self.in_flight(index, tickets);
             }
         }
         Ok(())
+    }
+
+    /// Books the tickets of one hop of a flat buffer.
+    fn in_flight(&mut self, flat: usize, tickets: Vec<Ticket>) {
+        let last = tickets.len().saturating_sub(1);
+        let flights = tickets.into_iter().enumerate();
+        self.reducing.in_flight.extend(flights.map(|(k, ticket)| Flight { ticket, scratch: None, flat, last: k == last }));
     }
 }
 

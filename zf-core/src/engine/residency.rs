@@ -128,6 +128,7 @@ impl Residency {
 impl Core {
     /// Gathers `unit` for its forward pass, and starts to gather what comes after it.
     pub(crate) fn enter_forward(&mut self, unit: usize) -> Result<()> {
+        self.pump()?;
         self.wait_published(unit)?;
         if !self.residency.units[unit].sharded {
             return Ok(());
@@ -227,6 +228,10 @@ impl Core {
 
     /// Waits until the parameters of `unit` are those of the last update. The time spent is the caller's stall.
     pub(crate) fn wait_published(&mut self, unit: usize) -> Result<()> {
+        for index in 0..self.layout.units[unit].flats.len() {
+            let flat = self.layout.units[unit].flats[index];
+            self.with_offload(|offload, core| offload.receive(core, flat))?;
+        }
         let tickets = std::mem::take(&mut self.residency.units[unit].publishing);
         self.wait(tickets, || format!("parameters of {} to be published", self.layout.units[unit].name))
     }

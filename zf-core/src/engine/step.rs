@@ -8,6 +8,7 @@ use super::Engine;
 use super::agree::{Agreement, Message};
 use super::context::Forward;
 use super::core::lock;
+use super::offload::{self, OffloadReport};
 use super::tensor_sums::TensorSums;
 use super::update::Update;
 use crate::config::Unused;
@@ -39,6 +40,8 @@ pub struct StepReport {
     pub loss_scale: f64,
     /// Whether any rank asked to stop after this step; see [`Engine::request_stop`].
     pub stop: bool,
+    /// What the offload has to say.
+    pub offload: OffloadReport,
     /// Where the time went.
     pub seconds: Seconds,
 }
@@ -59,6 +62,7 @@ impl Engine {
         let scale = self.loss_scale();
         let (mut losses, mut tokens, mut trail) = (Vec::new(), 0, 0u64);
 
+        self.options.trace.step(step);
         lock(&self.shared).begin_step();
         for turn in 0..self.options.accumulation {
             let batch = batches(turn)?;
@@ -83,10 +87,13 @@ impl Engine {
         let lr = self.stages.schedule.factor(self.updates, self.options.total_steps);
 
         clock = Instant::now();
-        if !skipped {
-            self.update(&agreed, lr, factor * clip_coefficient(grad_norm, self.options.clip))?;
-        }
-        lock(&self.shared).end_step();
+        let offload = match skipped {
+            true => OffloadReport::default(),
+            false => self.update(&agreed, lr, factor * clip_coefficient(grad_norm, self.options.clip))?,
+        };
+        let waited = lock(&self.shared).end_step();
+        seconds.stall += waited;
+        seconds.update -= waited;
         self.conclude(skipped, &agreed)?;
         seconds.update += lap(&mut clock);
 
@@ -100,6 +107,7 @@ impl Engine {
             skipped,
             loss_scale: scale,
             stop: agreed.stop,
+            offload,
             seconds,
         };
         self.step += 1;
@@ -162,27 +170,33 @@ impl Engine {
     }
 
     /// Updates what this rank owns, flat by flat in the order of the next forward pass, and publishes each at once.
-    fn update(&mut self, agreed: &Agreement, lr: f64, coefficient: f64) -> Result<()> {
+    fn update(&mut self, agreed: &Agreement, lr: f64, coefficient: f64) -> Result<OffloadReport> {
         let _span = self.options.trace.span(Lane::Compute, "update");
         let core = &mut *lock(&self.shared);
         let optimizer = &*self.stages.optimizer;
         let (hypers, lr, grad_scale) = (&self.hypers, lr, coefficient as f32);
         let mut present = agreed.present.as_slice();
         let mut updates = Vec::new();
+        let mut chosen_of: Vec<Vec<bool>> = core.flats.iter().map(|_| Vec::new()).collect();
         for (index, flat) in core.flats.iter_mut().enumerate().filter(|(_, flat)| flat.spec.trainable) {
             let (mine, rest) = present.split_at(flat.spec.slots.len());
             present = rest;
             let all = self.options.unused == Unused::Zeros;
             let chosen: Vec<bool> = mine.iter().map(|&seen| seen || all).collect();
+            chosen_of[index].clone_from(&chosen);
             flat.count(&chosen);
             updates.push(Update { flat: index, chosen, hypers: &hypers[index], lr, grad_scale });
+        }
+        let step = offload::Step { chosen: &chosen_of, hypers, lr, grad_scale };
+        if let Some(report) = core.with_offload(|offload, core| offload.update(core, &step))? {
+            return Ok(report);
         }
         let sums = TensorSums::gather(core, optimizer, &updates, self.options.exact)?;
         for update in &updates {
             update.apply(&core.flats[update.flat], optimizer, &sums)?;
             core.publish(update.flat)?;
         }
-        Ok(())
+        Ok(OffloadReport::default())
     }
 
     /// Books the outcome: counts, and last of all the loss scale.

@@ -13,7 +13,7 @@ use crate::stage::{GroupRule, HostSlice, Hyper, Optimizer, OptimizerBase, Out, T
 use crate::{Error, Result};
 
 /// Base rate and decay of one parameter, its group's if a rule matches.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct SlotHyper {
     pub(crate) lr: f64,
     pub(crate) weight_decay: f64,

@@ -1,6 +1,7 @@
 //! The traits that stages implement. All are object-safe and `Send`; strategies do not know each other.
 
 mod link;
+mod offload;
 mod optimizer;
 mod partitioner;
 mod schedule;
@@ -9,6 +10,10 @@ mod tier;
 mod transport;
 
 pub use link::{Arrived, Link, Links, Traffic, Transfer, Way};
+pub use offload::{
+    AccumulateOn, Decision, HostPart, HostPool, HostUpdate, HostWork, Interval, Keeps, Landing, Offload, OffloadPolicy, Output,
+    Promotion, Site, Taken, Wire,
+};
 pub use optimizer::{GroupRule, HostSlice, Hyper, Needs, Optimizer, OptimizerBase, Out, SquareSums, TensorSlice};
 pub use partitioner::{Partitioner, Reshard, Transfers};
 pub use schedule::Schedule;

@@ -1,0 +1,75 @@
+//! Updated parameters on their way back, received unit by unit before the forward pass that is to see them.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use tch::Tensor;
+
+use super::columns::total;
+use super::device_part::write_parameters;
+use super::{Offloading, Part};
+use crate::engine::core::Core;
+use crate::engine::flat::{int, narrow};
+use crate::stage::Output;
+use crate::{Error, Result};
+
+impl Offloading {
+    /// Whether parameters of a flat buffer are still to arrive.
+    pub(crate) fn expects(&self, flat: usize) -> bool {
+        self.arriving[flat] > 0
+    }
+
+    /// Waits for the parameters of a flat buffer and sends them on to the other ranks. Outputs come in the order of flat
+    /// buffers, so that those before it are received too.
+    pub(crate) fn receive(&mut self, core: &mut Core, flat: usize) -> Result<()> {
+        while self.arriving[flat] > 0 {
+            self.pump()?;
+            let started = Instant::now();
+            let output = {
+                let unit = &core.layout.units[core.flats[flat].spec.unit].name;
+                let _wait = core.trace.wait("wait", format!("the host to update {unit}"));
+                self.pool.output()?
+            };
+            self.waited += started.elapsed();
+            let buffer = output.buffer;
+            self.take_in(core, output)?;
+            if self.arriving[buffer] == 0 {
+                core.publish(buffer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for everything that is to arrive.
+    pub(crate) fn receive_all(&mut self, core: &mut Core) -> Result<()> {
+        (0..self.parts.len()).try_for_each(|flat| self.receive(core, flat))
+    }
+
+    /// Writes the parameters of an output, except those of columns that have moved to the device since.
+    fn take_in(&mut self, core: &Core, output: Output) -> Result<()> {
+        let Output { buffer, ranges, values } = output;
+        let (Some(flat), Some(Some(Part { split, .. }))) = (core.flats.get(buffer), self.parts.get(buffer)) else {
+            return Err(Error::Engine(format!("the host sent parameters of a buffer number {buffer}")));
+        };
+        let len = total(&ranges);
+        let Some(rest) = self.arriving[buffer].checked_sub(len) else {
+            return Err(Error::Engine(format!("the host sent {len} parameters where {} were expected", self.arriving[buffer])));
+        };
+        let kind = flat.spec.dtype.kind();
+        let bytes = int(len * kind.elt_size_in_bytes())?;
+        let typed = values.f_narrow(0, 0, bytes)?.f_view_dtype(kind)?;
+        let wanted = split.still_with_host(&ranges);
+        if wanted.iter().map(|(range, _)| range.len()).sum::<usize>() == len {
+            write_parameters(flat, split, &ranges, &typed)?;
+        } else if !wanted.is_empty() {
+            let pieces = wanted.iter().map(|(range, at)| narrow(&typed, *at..at + range.len()));
+            let values = Tensor::f_cat(&pieces.collect::<Result<Vec<_>>>()?, 0)?;
+            let ranges: Vec<Range<usize>> = wanted.into_iter().map(|(range, _)| range).collect();
+            write_parameters(flat, split, &ranges, &values)?;
+        }
+        drop(typed);
+        self.arriving[buffer] = rest;
+        self.pool.recycle(values);
+        Ok(())
+    }
+}

@@ -1,0 +1,137 @@
+//! Choosing columns again.
+
+use super::score::{self, Weight};
+use super::{Offloading, Step};
+use crate::engine::core::Core;
+use crate::stage::{Candidates, Every, Selector};
+use crate::{Error, Result};
+
+/// By flat buffer and slot: the chosen columns, ascending; none where nothing is chosen from.
+type Choice = Vec<Vec<Option<Vec<u32>>>>;
+
+impl Offloading {
+    /// Chooses columns again where the clock says so, and moves those that changed.
+    pub(super) fn choose(&mut self, core: &mut Core, step: &Step<'_>) -> Result<()> {
+        let Some(mut selector) = self.selector.take() else { return Ok(()) };
+        let every = selector.every();
+        let (may, must) = self.clock.choosing(every);
+        if may {
+            let before = selector.clone_box();
+            let choice = self.candidates(core, step, &mut *selector)?;
+            let turnover = self.turnover(&choice);
+            let enough = matches!(every, Every::Turnover(limit) if turnover > limit);
+            if must || enough {
+                self.turnover = Some(turnover);
+                self.clock.chose();
+                self.adopt(core, &choice)?;
+            } else {
+                selector = before;
+            }
+        }
+        self.selector = Some(selector);
+        if std::mem::take(&mut self.held) {
+            self.pool.go()?;
+        }
+        Ok(())
+    }
+
+    /// What the selector would choose now. Weights that this step does not update keep their columns.
+    fn candidates(&mut self, core: &mut Core, step: &Step<'_>, selector: &mut dyn Selector) -> Result<Choice> {
+        let mut choice: Choice = Vec::new();
+        let mut places = Vec::new();
+        for (index, part) in self.parts.iter().enumerate() {
+            let Some(part) = part else {
+                choice.push(Vec::new());
+                continue;
+            };
+            let shapes = part.split.shapes.iter().enumerate();
+            let eligible = |(slot, shape): (usize, &super::columns::Shape)| shape.has_columns() && step.chosen[index][slot];
+            places.extend(shapes.filter(|at| eligible(*at)).map(|(slot, _)| (index, slot)));
+            choice.push(vec![None; part.split.shapes.len()]);
+        }
+        let scores = match selector.score() {
+            Some(score) => {
+                let mut weights = Vec::new();
+                for &(index, slot) in &places {
+                    let flat = &core.flats[index];
+                    let Some(part) = &self.parts[index] else { continue };
+                    let mut weight = Weight::new(flat, slot, &part.split.shapes);
+                    let needs = score.needs();
+                    for block in &weight.blocks {
+                        let range = &block.range;
+                        let moment = if needs.second_moment { Some(second_moment(&*self.optimizer)?) } else { None };
+                        let inputs = [
+                            Some(flat.grad(range)?),
+                            needs.weight.then(|| flat.param(range)).transpose()?,
+                            moment.map(|state| super::states::rows(&mut *self.pool, part, index, state, range)).transpose()?,
+                        ];
+                        weight.inputs.push(inputs);
+                    }
+                    weights.push(weight);
+                }
+                let _span = core.trace.span(crate::trace::Lane::Compute, "scores");
+                score::columns(&weights, score, step.grad_scale, &mut *core.transport)?
+            }
+            None => places.iter().map(|_| Vec::new()).collect(),
+        };
+        for (&(index, slot), scores) in places.iter().zip(&scores) {
+            let Some(part) = &self.parts[index] else { continue };
+            let name = &core.flats[index].spec.slots[slot].name;
+            let columns = part.split.chosen[slot].len();
+            let previous = part.split.chosen_columns(slot);
+            let weight = Candidates { name, columns, scores, previous: &previous, update: self.clock.update };
+            let chosen = selector.choose(&weight)?;
+            let ascending = chosen.windows(2).all(|pair| pair[0] < pair[1]);
+            if !ascending || chosen.last().is_some_and(|&last| last as usize >= columns) {
+                return Err(Error::Engine(format!(
+                    "the selector chose columns {chosen:?} of `{name}`, which has {columns}; they must ascend, each once"
+                )));
+            }
+            choice[index][slot] = Some(chosen);
+        }
+        Ok(choice)
+    }
+
+    /// The part of all chosen columns that differs: 1 - |both| / |either|, over all weights; 0 where nothing is chosen.
+    fn turnover(&self, choice: &Choice) -> f64 {
+        let (mut both, mut either) = (0u64, 0u64);
+        for (part, slots) in self.parts.iter().zip(choice) {
+            let Some(part) = part else { continue };
+            for (slot, chosen) in slots.iter().enumerate() {
+                let Some(chosen) = chosen else { continue };
+                let present = &part.split.chosen[slot];
+                let kept = chosen.iter().filter(|&&column| present[column as usize]).count() as u64;
+                let before = present.iter().filter(|&&on| on).count() as u64;
+                both += kept;
+                either += before + chosen.len() as u64 - kept;
+            }
+        }
+        if either == 0 { 0.0 } else { 1.0 - both as f64 / either as f64 }
+    }
+
+    /// Makes the chosen columns those on the device.
+    fn adopt(&mut self, core: &mut Core, choice: &Choice) -> Result<()> {
+        let mut sets = Vec::new();
+        for (part, slots) in self.parts.iter().zip(choice) {
+            let set = part.as_ref().map(|part| {
+                let mut set = part.split.chosen.clone();
+                for (slot, chosen) in slots.iter().enumerate() {
+                    if let Some(chosen) = chosen {
+                        set[slot].fill(false);
+                        chosen.iter().for_each(|&column| set[slot][column as usize] = true);
+                    }
+                }
+                set
+            });
+            sets.push(set);
+        }
+        self.move_columns(core, sets)
+    }
+}
+
+/// The index of the rule's running mean of squares among its states.
+fn second_moment(optimizer: &dyn crate::stage::Optimizer) -> Result<usize> {
+    optimizer.state().iter().position(|state| *state == "exp_avg_sq").ok_or_else(|| {
+        Error::Config("`select.score`: it needs the running mean of squared gradients, which this update rule does not have".into())
+    })
+}

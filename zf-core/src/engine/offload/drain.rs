@@ -1,0 +1,42 @@
+//! The end of a run: everything that is pending becomes visible.
+
+use super::{Offloading, Step, Submitted};
+use crate::Result;
+use crate::engine::core::Core;
+
+impl Offloading {
+    /// Makes the pending update visible, then updates with the mean of the partial window over its own steps
+    /// (ZenFlow's flush at the end of training).
+    pub(crate) fn drain(&mut self, core: &mut Core) -> Result<()> {
+        self.receive_all(core)?;
+        if std::mem::take(&mut self.held) {
+            self.pool.go()?;
+        }
+        self.show_pending(core)?;
+        if self.clock.position > 0 {
+            let length = std::mem::take(&mut self.clock.position);
+            self.clock.window += 1;
+            let Submitted { hypers, lr, .. } = self.last.clone();
+            let step = Step { chosen: &[], hypers: &hypers, lr, grad_scale: 1.0 };
+            self.end_window(core, &step, length, false)?;
+            self.receive_all(core)?;
+        }
+        core.wait_all_published()
+    }
+
+    /// Makes the pending update visible.
+    fn show_pending(&mut self, core: &mut Core) -> Result<()> {
+        for (arriving, pending) in self.arriving.iter_mut().zip(self.pending.take().iter().flatten()) {
+            *arriving += pending;
+        }
+        self.receive_all(core)?;
+        for index in 0..self.parts.len() {
+            let late = self.parts[index].as_ref().is_some_and(|part| !part.late.is_empty());
+            self.apply_late(index, core)?;
+            if late {
+                core.publish(index)?;
+            }
+        }
+        Ok(())
+    }
+}
