@@ -97,6 +97,7 @@ impl Slot for Select {
     const HELP: &'static str = "which columns of a weight are important, where an offload keeps those on the device";
     const DEFAULT: Option<&'static str> = Some("topk");
     const WRAP: Option<&'static str> = Some(SelectWrap::NAME);
+    const IMPLIED: bool = false;
     type Stage = Box<dyn stage::Selector>;
 }
 
@@ -122,6 +123,17 @@ impl Slot for Score {
     type Stage = Arc<dyn stage::Score>;
 }
 
+/// Which states leave the device, and when: `[offload]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Offload {}
+
+impl Slot for Offload {
+    const NAME: &'static str = "offload";
+    const HELP: &'static str = "which masters and optimizer states leave the device, and when they are updated";
+    const DEFAULT: Option<&'static str> = Some("none");
+    type Stage = Arc<dyn stage::Offload>;
+}
+
 /// The link between a device and its host: the key `link` of `[device]`.
 #[derive(Debug, Clone, Copy)]
 pub enum Link {}
@@ -129,7 +141,7 @@ pub enum Link {}
 impl Slot for Link {
     const NAME: &'static str = "device.link";
     const HELP: &'static str = "the link between a device and its host";
-    const DEFAULT: Option<&'static str> = None;
+    const DEFAULT: Option<&'static str> = Some("emulated");
     type Stage = Arc<dyn stage::Links>;
 }
 
@@ -155,6 +167,7 @@ pub const ALL: &[SlotInfo] = &[
     SlotInfo::of::<Select>(),
     SlotInfo::of::<SelectWrap>(),
     SlotInfo::of::<Score>(),
+    SlotInfo::of::<Offload>(),
     SlotInfo::of::<Link>(),
     SlotInfo::of::<Optim>(),
     SlotInfo::of::<Schedule>(),

@@ -4,14 +4,16 @@ use schemars::{Schema, schema_for};
 use serde::Serialize;
 
 use super::Run;
-use super::sections::{DeviceSection, LogSection, ReduceSection, RunSection};
+use super::sections::{DeviceSection, HostSection, LogSection, ReduceSection, RunSection};
 use crate::layout::DType;
 use crate::registry::{Description, Step, WRAP_LIST, schema};
 use crate::slots;
 
 /// The order of sections in a resolved run.
 const ORDER: &[&str] =
-    &["model", "data", "run", "device", "transport", "partition", "reduce", "optim", "schedule", "log"];
+    &[
+    "model", "data", "run", "device", "host", "transport", "partition", "reduce", "select", "offload", "optim", "schedule", "log",
+];
 
 /// One key of a resolved run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -48,6 +50,7 @@ impl Run {
         let mut sections: Vec<(String, toml::Table)> = vec![
             ("run".into(), table(&self.run)),
             ("device".into(), table(&self.device)),
+            ("host".into(), table(&self.host)),
             ("reduce".into(), table(&self.reduce)),
             ("log".into(), table(&self.log)),
         ];
@@ -153,6 +156,7 @@ fn fixed_schema(section: &str) -> Schema {
     match section {
         "run" => schema_for!(RunSection),
         "device" => schema_for!(DeviceSection),
+        "host" => schema_for!(HostSection),
         "reduce" => schema_for!(ReduceSection),
         _ => schema_for!(LogSection),
     }

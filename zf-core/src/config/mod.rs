@@ -264,8 +264,8 @@ impl Run {
                     );
                     return Err(self.fail(&keys(slot.name, slot.key), false, &message, ""));
                 }
-                (None, Some(name)) => name,
-                (None, None) => continue,
+                (None, Some(name)) if table.is_some() || slot.implied => name,
+                (None, _) => continue,
             };
             let Some(entry) = registry.find(slot.name, name) else {
                 // A program without any stage for a section can still read files that do not mention it.

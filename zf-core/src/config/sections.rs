@@ -3,9 +3,12 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::bandwidth::Bandwidth;
 use crate::bytes::ByteSize;
 use crate::layout::DType;
 use crate::loss_scale::LossScaleConfig;
+use crate::registry::Choice;
+use crate::slots;
 
 mod scale;
 
@@ -120,11 +123,10 @@ pub struct DeviceSection {
     /// Bytes of each rank's emulated device, for all its tensors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
-    /// The link between device and host, for offload: a table such as { bandwidth = "4GB/s", latency = "10us" }, with `kind` where
-    /// it is not "emulated".
+    /// The link between device and host, for offload: { bandwidth = "4GB/s", latency = "10us" } on an emulated device, or
+    /// { kind = "direct" }. Without it copies take the time they take.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
-    pub link: Option<toml::Table>,
+    pub link: Option<Choice<slots::Link>>,
 }
 
 impl Default for DeviceSection {
@@ -148,7 +150,7 @@ pub enum DeviceKind {
 }
 
 /// `[host]`: what host work may use, for offload.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostSection {
     /// Cores that workers are bound to. Without it those that are left beside the devices' own.
@@ -159,7 +161,7 @@ pub struct HostSection {
     pub threads: Option<usize>,
     /// Bytes a second that each rank's workers read and write at most, such as "2GB/s": the memory of a slower host.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub bandwidth: Option<Rate>,
+    pub bandwidth: Option<Bandwidth>,
 }
 
 /// `[reduce]`: when and in which type gradients are summed.

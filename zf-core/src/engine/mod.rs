@@ -15,6 +15,7 @@ mod reduction;
 mod residency;
 mod state;
 mod step;
+mod store;
 mod tensor_sums;
 mod update;
 
@@ -36,6 +37,7 @@ use self::grads::GradPlan;
 use self::offload::Offloading;
 use self::reduce::Reducing;
 use self::reduction::When;
+use self::store::Store;
 use self::update::{SlotHyper, check_groups, slot_hyper};
 use crate::config::{Accumulate, ReduceWhen};
 use crate::layout::{DType, Layout};
@@ -87,7 +89,11 @@ impl Engine {
         weights: &dyn Weights,
     ) -> Result<Self> {
         let engine = Self::assemble(Parts { model, options }, stages, transport)?;
-        tch::no_grad(|| state::load_weights(&mut lock(&engine.shared).flats, &engine.specs, weights))?;
+        {
+            let core = &mut *lock(&engine.shared);
+            let mut store = Store { flats: &core.flats, offload: core.offload.as_mut() };
+            tch::no_grad(|| state::load_weights(&mut store, &engine.specs, weights))?;
+        }
         Ok(engine)
     }
 
@@ -243,7 +249,7 @@ impl Engine {
     }
 
     /// Takes the engine apart. What is left of its flats are parameters, masters and states.
-    pub(crate) fn into_parts(self) -> Result<(Parts, Box<dyn Transport>, Vec<FlatState>)> {
+    pub(crate) fn into_parts(self) -> Result<(Parts, Box<dyn Transport>, Vec<FlatState>, Option<Offloading>)> {
         let parts = Parts { model: self.model.clone(), options: self.options.clone() };
         let core = &mut *lock(&self.shared);
         core.wait_all_published()?;
@@ -251,7 +257,7 @@ impl Engine {
         let mut flats = std::mem::take(&mut core.flats);
         flats.iter_mut().for_each(|flat| flat.grads = None);
         let transport = std::mem::replace(&mut core.transport, Box::new(Disconnected));
-        Ok((parts, transport, flats))
+        Ok((parts, transport, flats, core.offload.take()))
     }
 }
 

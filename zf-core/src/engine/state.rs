@@ -6,8 +6,10 @@ use std::ops::Range;
 use tch::{Device, Kind, Tensor};
 use zf_sys::storage::slice;
 
-use super::core::lock;
+use super::core::{Core, lock};
 use super::flat::{FlatState, narrow};
+use super::offload::Saved;
+use super::store::{MASTERS, Store};
 use super::{Engine, Stages};
 use crate::checkpoint::{DTypeName, MASTER, PARAMETER, Piece, StateHasher};
 use crate::loss_scale::{LossScaleState, LossScaler};
@@ -42,13 +44,17 @@ pub struct Progress {
     pub skipped_in_a_row: u32,
     /// The loss scaler's state in float16.
     pub loss_scale: Option<LossScaleState>,
+    /// Where an offload stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Saved>,
 }
 
-/// Fills all buffers of `flats` from initial weights, one parameter at a time. Masters start from unrounded values.
-pub(crate) fn load_weights(flats: &mut [FlatState], units: &[UnitSpec], weights: &dyn Weights) -> Result<()> {
-    for flat in flats {
-        for (index, slot) in flat.spec.slots.iter().enumerate() {
-            let spec = &units[flat.spec.unit].params[slot.index];
+/// Fills all buffers from initial weights, one parameter at a time. Masters start from unrounded values.
+pub(crate) fn load_weights(store: &mut Store<'_>, units: &[UnitSpec], weights: &dyn Weights) -> Result<()> {
+    for index in 0..store.flats.len() {
+        let flat = &store.flats[index];
+        for (slot, place) in flat.spec.slots.iter().enumerate() {
+            let spec = &units[flat.spec.unit].params[place.index];
             let values = weights.load(spec)?;
             if values.size() != spec.shape {
                 return Err(Error::Input(format!(
@@ -59,40 +65,43 @@ pub(crate) fn load_weights(flats: &mut [FlatState], units: &[UnitSpec], weights:
                 )));
             }
             let values = values.f_to_kind(Kind::Float)?.f_contiguous()?.f_view([-1])?;
-            set_parameter(flat, index, &values)?;
+            set_parameter(store, index, slot, &values)?;
         }
     }
     Ok(())
 }
 
 /// Sets what this rank keeps of a parameter and owns of its master from its float32 values `[numel]`.
-fn set_parameter(flat: &FlatState, slot: usize, values: &Tensor) -> Result<()> {
+fn set_parameter(store: &mut Store<'_>, index: usize, slot: usize, values: &Tensor) -> Result<()> {
+    let flat = &store.flats[index];
     let offset = flat.spec.slots[slot].offset;
     let part = |range: &Range<usize>| narrow(values, range.start - offset..range.end - offset);
     for segment in flat.segments(&flat.kept).iter().filter(|segment| segment.slot == slot) {
         flat.param(&segment.range)?.f_copy_(&part(&segment.range)?)?;
     }
-    if flat.has_master() {
-        for segment in flat.segments(&flat.owned).iter().filter(|segment| segment.slot == slot) {
-            flat.master(&segment.range)?.f_copy_(&part(&segment.range)?)?;
-        }
+    if store.has_master(index) {
+        set_array(store, index, slot, MASTERS, values)?;
     }
     Ok(())
 }
 
-/// Sets what this rank owns of optimizer state number `index` of a slot from its values `[numel]`.
-fn set_state(flat: &FlatState, slot: usize, index: usize, values: &Tensor) -> Result<()> {
+/// Sets what this rank owns of an array of a slot from its values `[numel]`.
+fn set_array(store: &mut Store<'_>, index: usize, slot: usize, array: usize, values: &Tensor) -> Result<()> {
+    let flat = &store.flats[index];
     let offset = flat.spec.slots[slot].offset;
     for segment in flat.segments(&flat.owned).iter().filter(|segment| segment.slot == slot) {
         let part = narrow(values, segment.range.start - offset..segment.range.end - offset)?;
-        flat.state(index, &segment.range)?.f_copy_(&part)?;
+        store.write(index, array, &segment.range, &part)?;
     }
     Ok(())
 }
 
-/// Fills all buffers of `flats` from saved state, reading only what this rank keeps or owns.
-pub(crate) fn load_state(flats: &mut [FlatState], kinds: &[&str], source: &dyn StateSource) -> Result<()> {
-    for flat in flats {
+/// Fills all buffers from saved state, reading only what this rank keeps or owns. Returns the updates of each parameter.
+pub(crate) fn load_state(store: &mut Store<'_>, kinds: &[&str], source: &dyn StateSource) -> Result<Vec<Vec<u64>>> {
+    let mut all_counts = Vec::new();
+    for at in 0..store.flats.len() {
+        let flat = &store.flats[at];
+        let mut counts = Vec::new();
         for index in 0..flat.spec.slots.len() {
             let (name, offset) = (flat.spec.slots[index].name.clone(), flat.spec.slots[index].offset);
             let read = |kind: &str, range: &Range<usize>| {
@@ -111,30 +120,31 @@ pub(crate) fn load_state(flats: &mut [FlatState], kinds: &[&str], source: &dyn S
             }
             // Bias correction counts the updates that the moments have seen: new ones start at zero, and so does it.
             let moments = kinds.iter().all(|kind| source.has(&name, kind));
-            flat.counts[index] = if moments { source.count(&name) } else { 0 };
+            counts.push(if moments { source.count(&name) } else { 0 });
             for segment in flat.segments(&flat.owned).iter().filter(|segment| segment.slot == index) {
-                if flat.has_master() {
-                    flat.master(&segment.range)?.f_copy_(&read(kind, &segment.range)?)?;
+                if store.has_master(at) {
+                    store.write(at, MASTERS, &segment.range, &read(kind, &segment.range)?)?;
                 }
-                for (state, kind) in kinds.iter().enumerate().take(flat.states.len()) {
+                for (state, kind) in kinds.iter().enumerate().take(store.states(at)) {
                     if source.has(&name, kind) {
-                        flat.state(state, &segment.range)?.f_copy_(&read(kind, &segment.range)?)?;
+                        store.write(at, 1 + state, &segment.range, &read(kind, &segment.range)?)?;
                     }
                 }
             }
         }
+        all_counts.push(counts);
     }
-    Ok(())
+    Ok(all_counts)
 }
 
-/// A tensor of an engine's state: index of flat and slot, name, and index of the optimizer state (`None`: the master or
-/// frozen parameter).
+/// A tensor of an engine's state: index of flat and slot, name, and number of the array (`None`: a frozen parameter, or
+/// what an offload keeps further).
 struct Logical {
     flat: usize,
     slot: usize,
     name: String,
     kind: &'static str,
-    state: Option<usize>,
+    array: Option<usize>,
 }
 
 impl Engine {
@@ -147,9 +157,12 @@ impl Engine {
         let kinds = self.stages.optimizer.state();
         let core = &mut *lock(&self.shared);
         core.wait_all_published()?;
+        let further = core.settle_offload()?;
         let mut pieces = Vec::new();
-        for flat in &core.flats {
-            for logical in logical_of(flat, 0, kinds) {
+        let rank = core.transport.rank();
+        let mut store = Store { flats: &core.flats, offload: core.offload.as_mut() };
+        for (index, flat) in core.flats.iter().enumerate() {
+            for logical in logical_of(flat, index, kinds, &further) {
                 let spec = &flat.spec.slots[logical.slot];
                 let frozen = !flat.spec.trainable;
                 let dtype = if frozen { DTypeName::from(flat.spec.dtype) } else { DTypeName::F32 };
@@ -161,11 +174,11 @@ impl Engine {
                     range,
                     data,
                 };
-                if spec.numel == 0 && core.transport.rank() == 0 {
+                if spec.numel == 0 && rank == 0 {
                     // Nobody owns an element of it, and yet a checkpoint has to know it.
                     pieces.push(piece(0..0, Vec::new()));
                 }
-                for (range, tensor) in parts(flat, &logical)? {
+                for (range, tensor) in parts(&mut store, &logical)? {
                     let tensor = tensor.f_to_device(Device::Cpu)?;
                     let data = if frozen { raw_bytes(&tensor)? } else { bytes_of(slice::<f32>(&tensor)?) };
                     pieces.push(piece(range.start - spec.offset..range.end - spec.offset, data));
@@ -175,9 +188,15 @@ impl Engine {
         Ok(pieces)
     }
 
-    /// Updates made to each trainable parameter, by name.
+    /// Updates made to each trainable parameter, by name. Where an offload has updated columns of a parameter differently
+    /// often, the most; and under the name with ` (columns)` the first bytes of the blake3 of all columns' counts.
     pub fn counts(&self) -> BTreeMap<String, u64> {
         let core = lock(&self.shared);
+        if let Some(offload) = &core.offload {
+            let (mut counts, each) = offload.counts(&core.flats);
+            counts.extend(each.iter().map(|(name, counts)| (format!("{name} (columns)"), digest(counts))));
+            return counts;
+        }
         let trainable = core.flats.iter().filter(|flat| flat.spec.trainable);
         trainable
             .flat_map(|flat| flat.spec.slots.iter().zip(&flat.counts).map(|(slot, &count)| (slot.name.clone(), count)))
@@ -191,6 +210,10 @@ impl Engine {
             updates: self.updates,
             skipped_in_a_row: self.skipped_in_a_row,
             loss_scale: self.scaler.as_ref().map(LossScaler::state),
+            offload: {
+                let core = lock(&self.shared);
+                core.offload.as_ref().map(|offload| offload.save(&core.flats))
+            },
         }
     }
 
@@ -203,7 +226,7 @@ impl Engine {
         {
             let core = &mut *lock(&self.shared);
             core.wait_all_published()?;
-            tch::no_grad(|| load_state(&mut core.flats, kinds, source))?;
+            tch::no_grad(|| core.load(kinds, source, progress.offload.as_ref()))?;
         }
         self.restore(progress)
     }
@@ -233,7 +256,9 @@ impl Engine {
         let kinds = self.stages.optimizer.state();
         let core = &mut *lock(&self.shared);
         core.wait_all_published()?;
-        gather_each(&core.flats, kinds, &mut *core.transport, f)
+        core.settle_offload()?;
+        let mut store = Store { flats: &core.flats, offload: core.offload.as_mut() };
+        gather_each(&mut store, kinds, &mut *core.transport, f)
     }
 
     /// The same training under other stages: the state moves by logical element into the new layout. All ranks must
@@ -242,9 +267,10 @@ impl Engine {
     ///
     /// # Errors
     /// Those of the new stages and of the transport.
-    pub fn rebuild(self, stages: Stages) -> Result<Self> {
+    pub fn rebuild(mut self, stages: Stages) -> Result<Self> {
+        self.drain()?;
         let (progress, counts, kinds) = (self.progress(), self.counts(), self.stages.optimizer.state());
-        let (parts, transport, old) = self.into_parts()?;
+        let (parts, transport, old, mut old_offload) = self.into_parts()?;
         let mut engine = Self::assemble(parts, stages, transport)?;
         let new_kinds = engine.stages.optimizer.state();
         {
@@ -257,22 +283,27 @@ impl Engine {
                     state.spec.slots.iter().enumerate().map(move |(slot, spec)| (spec.name.clone(), (flat, slot)))
                 })
                 .collect();
-            let flats = &core.flats;
-            gather_each(&old, kinds, &mut *core.transport, &mut |name, kind, values| {
+            let Core { flats, offload, transport, .. } = core;
+            let mut new = Store { flats, offload: offload.as_mut() };
+            let mut old = Store { flats: &old, offload: old_offload.as_mut() };
+            gather_each(&mut old, kinds, &mut **transport, &mut |name, kind, values| {
                 let &(flat, slot) =
                     places.get(name).ok_or_else(|| Error::Engine(format!("no place for the state of `{name}`")))?;
                 let values = Tensor::f_from_slice(values)?;
                 match new_kinds.iter().position(|known| *known == kind) {
-                    _ if kind == MASTER || kind == PARAMETER => set_parameter(&flats[flat], slot, &values),
-                    Some(index) if flats[flat].spec.trainable => set_state(&flats[flat], slot, index, &values),
+                    _ if kind == MASTER || kind == PARAMETER => set_parameter(&mut new, flat, slot, &values),
+                    Some(index) if new.flats[flat].spec.trainable => set_array(&mut new, flat, slot, 1 + index, &values),
                     _ => Ok(()),
                 }
             })?;
             // Bias correction counts the updates that the moments have seen.
             let shared = new_kinds.iter().all(|kind| kinds.contains(kind));
-            for flat in core.flats.iter_mut().filter(|_| shared) {
-                for (slot, count) in flat.spec.slots.iter().zip(&mut flat.counts) {
-                    *count = counts.get(&slot.name).copied().unwrap_or(0);
+            for (index, flat) in core.flats.iter_mut().enumerate().filter(|_| shared) {
+                for (slot, (place, count)) in flat.spec.slots.iter().zip(&mut flat.counts).enumerate() {
+                    *count = counts.get(&place.name).copied().unwrap_or(0);
+                    if let Some(offload) = &mut core.offload {
+                        offload.set_count(index, slot, *count);
+                    }
                 }
             }
         }
@@ -292,22 +323,62 @@ impl Engine {
     }
 }
 
+impl Core {
+    /// Waits until an offload has made what was submitted; which tensors a checkpoint has to keep beside the state.
+    fn settle_offload(&mut self) -> Result<Vec<&'static str>> {
+        let further = self.with_offload(|offload, core| {
+            offload.settle(&core.trace)?;
+            Ok(offload.further())
+        })?;
+        Ok(further.unwrap_or_default())
+    }
+
+    /// Fills everything from saved state.
+    fn load(&mut self, kinds: &[&str], source: &dyn StateSource, saved: Option<&Saved>) -> Result<()> {
+        let flats = &self.flats;
+        if let (Some(offload), Some(saved)) = (&mut self.offload, saved) {
+            offload.restore(saved, flats)?;
+        }
+        let mut store = Store { flats, offload: self.offload.as_mut() };
+        let counts = load_state(&mut store, kinds, source)?;
+        for (index, counts) in counts.into_iter().enumerate() {
+            for (slot, &count) in counts.iter().enumerate() {
+                let by_column = saved.is_some_and(|saved| saved.counts.contains_key(&self.flats[index].spec.slots[slot].name));
+                if let Some(offload) = self.offload.as_mut().filter(|_| !by_column) {
+                    offload.set_count(index, slot, count);
+                }
+            }
+            self.flats[index].counts = counts;
+        }
+        if let (Some(offload), Some(saved)) = (&mut self.offload, saved) {
+            let flats = &self.flats;
+            offload.resume(saved, flats, &|index, kind, block| {
+                let slot = &flats[index].spec.slots[block.slot];
+                let mut values = vec![0f32; block.range.len()];
+                source.read(&slot.name, kind, block.range.start - slot.offset..block.range.end - slot.offset, &mut values)?;
+                Ok(Tensor::f_from_slice(&values)?)
+            })?;
+        }
+        Ok(())
+    }
+}
+
 /// Calls `f` with every tensor of the state of `flats` in the order of names and kinds, gathered over all ranks.
 fn gather_each(
-    flats: &[FlatState],
+    store: &mut Store<'_>,
     kinds: &'static [&'static str],
     transport: &mut dyn Transport,
     f: &mut dyn FnMut(&str, &str, &[f32]) -> Result<()>,
 ) -> Result<()> {
     let mut all: Vec<Logical> =
-        flats.iter().enumerate().flat_map(|(index, flat)| logical_of(flat, index, kinds)).collect();
+        store.flats.iter().enumerate().flat_map(|(index, flat)| logical_of(flat, index, kinds, &[])).collect();
     all.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
     for logical in all {
-        let flat = &flats[logical.flat];
+        let flat = &store.flats[logical.flat];
         let spec = &flat.spec.slots[logical.slot];
         let (offset, mut values) = (spec.offset, vec![0f32; spec.numel]);
         let mut mine = Vec::new();
-        for (range, tensor) in parts(flat, &logical)? {
+        for (range, tensor) in parts(store, &logical)? {
             let tensor = tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
             mine.extend(((range.start - offset) as u64).to_le_bytes());
             mine.extend((range.len() as u64).to_le_bytes());
@@ -323,14 +394,20 @@ fn gather_each(
     Ok(())
 }
 
-/// The tensors of a flat's state.
-fn logical_of(flat: &FlatState, index: usize, kinds: &'static [&'static str]) -> Vec<Logical> {
+/// The tensors of a flat's state, and those that only a checkpoint keeps.
+fn logical_of(
+    flat: &FlatState,
+    index: usize,
+    kinds: &'static [&'static str],
+    further: &[&'static str],
+) -> Vec<Logical> {
     let mut all = Vec::new();
     for (slot, spec) in flat.spec.slots.iter().enumerate() {
-        let logical = |kind, state| Logical { flat: index, slot, name: spec.name.clone(), kind, state };
+        let logical = |kind, array| Logical { flat: index, slot, name: spec.name.clone(), kind, array };
         if flat.spec.trainable {
-            all.push(logical(MASTER, None));
-            all.extend(kinds.iter().enumerate().map(|(state, kind)| logical(kind, Some(state))));
+            all.push(logical(MASTER, Some(MASTERS)));
+            all.extend(kinds.iter().enumerate().map(|(state, kind)| logical(kind, Some(1 + state))));
+            all.extend(further.iter().map(|kind| logical(kind, None)));
         } else {
             all.push(logical(PARAMETER, None));
         }
@@ -339,17 +416,27 @@ fn logical_of(flat: &FlatState, index: usize, kinds: &'static [&'static str]) ->
 }
 
 /// The parts of a tensor that this rank saves, by element of the flat buffer.
-fn parts(flat: &FlatState, logical: &Logical) -> Result<Vec<(Range<usize>, Tensor)>> {
+fn parts(store: &mut Store<'_>, logical: &Logical) -> Result<Vec<(Range<usize>, Tensor)>> {
+    let flat = &store.flats[logical.flat];
     let saved = flat.segments(&flat.reduction.summed);
     let parts = saved.into_iter().filter(|segment| segment.slot == logical.slot).map(|segment| {
-        let tensor = match logical.state {
-            None if !flat.spec.trainable => flat.param(&segment.range)?,
-            None => flat.master(&segment.range)?,
-            Some(state) => flat.state(state, &segment.range)?,
+        let tensor = match (logical.array, &mut store.offload) {
+            (Some(array), _) => store.read(logical.flat, array, &segment.range)?,
+            (None, Some(offload)) if flat.spec.trainable => {
+                offload.read_further(flat, logical.flat, logical.kind, &segment.range)?
+            }
+            (None, _) => flat.param(&segment.range)?,
         };
         Ok((segment.range, tensor))
     });
     parts.collect()
+}
+
+/// One number for a list of counts.
+fn digest(counts: &[u64]) -> u64 {
+    let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
+    let hash = blake3::hash(&bytes);
+    hash.as_bytes()[..8].iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
 /// Little-endian bytes of float32 values.

@@ -62,7 +62,7 @@ impl Engine {
         let scale = self.loss_scale();
         let (mut losses, mut tokens, mut trail) = (Vec::new(), 0, 0u64);
 
-        self.options.trace.step(step);
+        self.options.trace.step(self.step);
         lock(&self.shared).begin_step();
         for turn in 0..self.options.accumulation {
             let batch = batches(turn)?;

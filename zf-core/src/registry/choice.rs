@@ -70,7 +70,10 @@ impl<S: Slot> Choice<S> {
                     let message = format!("expected the name of a stage, found {} `{other}`", other.type_str());
                     return Err(wrong(&own_key, Fault::Value { message }));
                 }
-                None => return Err(wrong(&[], Fault::MissingKey { key: S::KEY.to_owned() })),
+                None => match S::DEFAULT {
+                    Some(name) => (name, &[], table.clone()),
+                    None => return Err(wrong(&[], Fault::MissingKey { key: S::KEY.to_owned() })),
+                },
             },
         };
         let Some(entry) = registry.find(S::NAME, name) else {

@@ -22,6 +22,8 @@ pub trait Slot: 'static {
     /// The slot whose stages go around stages of this one, if there is one; it builds [`super::Wrap`]. The section lists
     /// them under `wrap`, from the inside out.
     const WRAP: Option<&'static str> = None;
+    /// Whether the section is there, with its default stage, where a run file does not mention it.
+    const IMPLIED: bool = true;
     /// What a stage of this slot builds.
     type Stage: 'static;
 }
@@ -51,12 +53,14 @@ pub struct SlotInfo {
     pub default: Option<&'static str>,
     /// [`Slot::WRAP`].
     pub wrap: Option<&'static str>,
+    /// [`Slot::IMPLIED`].
+    pub implied: bool,
 }
 
 impl SlotInfo {
     /// Those of `S`.
     pub const fn of<S: Slot>() -> Self {
-        Self { name: S::NAME, help: S::HELP, key: S::KEY, default: S::DEFAULT, wrap: S::WRAP }
+        Self { name: S::NAME, help: S::HELP, key: S::KEY, default: S::DEFAULT, wrap: S::WRAP, implied: S::IMPLIED }
     }
 
     /// Whether run files have a section of its name: all but presets and decorators (`transport.wrap`).

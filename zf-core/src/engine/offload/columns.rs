@@ -101,8 +101,11 @@ impl Columns {
     }
 
     /// Cuts ranges where blocks end: index of the block, and range.
-    pub(crate) fn by_block(&self, ranges: &[Range<usize>]) -> impl Iterator<Item = (usize, Range<usize>)> {
-        ranges.iter().flat_map(|range| {
+    pub(crate) fn by_block<'a>(
+        &'a self,
+        ranges: &'a [Range<usize>],
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
+        ranges.iter().flat_map(move |range| {
             let (mut at, end) = (range.start, range.end);
             std::iter::from_fn(move || {
                 if at >= end {

@@ -32,7 +32,7 @@ use self::columns::total;
 use self::device_part::{DevicePart, gradients};
 use self::outbox::{Errand, Outbox, Source};
 use self::split::Split;
-pub(crate) use self::states::Saved;
+pub use self::states::Saved;
 use super::core::Core;
 use super::flat::{FlatState, int, narrow};
 use super::options::{EngineOptions, Stages};
@@ -87,7 +87,7 @@ struct Part {
     /// By slot: whether the gradient of this step has left already.
     left: Vec<bool>,
     /// The window's gradients of the host's elements, where they are added up on the device.
-    sums: Option<Arc<Tensor>>,
+    sums: Option<Tensor>,
     /// Updates that will become visible for columns that moved to the device meanwhile.
     late: Vec<Late>,
 }
@@ -245,7 +245,7 @@ impl Offloading {
     }
 
     /// The gradients of a flat buffer are about to be overwritten.
-    pub(crate) fn release_gradients(&mut self, flat: usize, core: &crate::trace::Trace) -> Result<()> {
+    pub(crate) fn release_gradients(&mut self, flat: usize, trace: &Trace) -> Result<()> {
         self.outbox.pack_all_of(Some(flat), &mut *self.pool, &self.link, trace)
     }
 
@@ -275,7 +275,7 @@ impl Offloading {
                 wanted(block.slot).then(|| flat.grad(&block.range)).transpose()
             };
             let blocks = split.columns.blocks.iter().map(block).collect::<Result<Vec<_>>>()?;
-            let source = Source::Rows { columns: Arc::clone(&split.columns), blocks: Arc::new(blocks) };
+            let source = Source::Rows { columns: Arc::clone(&split.columns), blocks };
             let errand = Errand { window: self.clock.window, buffer: index, wire: self.wire[index], scale, replace };
             self.outbox.put(errand, &ranges, &source);
         }
@@ -322,9 +322,10 @@ impl Offloading {
 
     /// Adds this step's gradients of the host's elements to the window.
     fn collect(&mut self, index: usize, flat: &FlatState, step: &Step<'_>) -> Result<()> {
+        let early = self.early();
         let Some(part) = &mut self.parts[index] else { return Ok(()) };
         let chosen = &step.chosen[index];
-        if self.early() {
+        if early {
             // What did not leave during backward: gradients that take further hops, and zeros for what nothing used.
             part.touched.clone_from(chosen);
             return self.send(index, flat, &|slot| chosen[slot], 1.0, true);
@@ -366,7 +367,7 @@ impl Offloading {
             let _ = grads.f_mul_scalar_(scale)?;
             match part.sums.as_ref().filter(|_| !begins) {
                 Some(sums) => drop(sums.shallow_clone().f_add_(&grads)?),
-                None => part.sums = Some(Arc::new(grads)),
+                None => part.sums = Some(grads),
             }
             Ok(())
         })

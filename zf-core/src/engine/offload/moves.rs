@@ -122,7 +122,8 @@ impl Offloading {
         let grads = values.split_off(arrays.min(values.len())).pop();
         let split = &mut part.split;
         if let Some(submitted) = self.submitted.as_ref().filter(|_| late) {
-            let new = |slot: usize, column: usize| set[slot][column] && !split.chosen[slot][column];
+            let before = split.chosen.clone();
+            let new = |slot: usize, column: usize| set[slot][column] && !before[slot][column];
             part.late.extend(Late::new(split, submitted, index, &new, promoted, grads.as_ref())?);
         }
         let kept = split.columns.ranges(|slot, column| split.chosen[slot][column] && set[slot][column]);

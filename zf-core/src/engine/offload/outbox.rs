@@ -24,12 +24,25 @@ use crate::{Error, Result};
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Where gradients are until they are packed.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) enum Source {
     /// By block of the column order: its elements in the flat buffer's order. None where no range is of that block.
-    Rows { columns: Arc<Columns>, blocks: Arc<Vec<Option<Tensor>>> },
+    Rows { columns: Arc<Columns>, blocks: Vec<Option<Tensor>> },
     /// The elements of the ranges one after the other, float32.
-    Packed(Arc<Tensor>),
+    Packed(Tensor),
+}
+
+impl Source {
+    /// Another handle of the same memory.
+    fn share(&self) -> Self {
+        match self {
+            Self::Rows { columns, blocks } => Self::Rows {
+                columns: Arc::clone(columns),
+                blocks: blocks.iter().map(|block| block.as_ref().map(Tensor::shallow_clone)).collect(),
+            },
+            Self::Packed(values) => Self::Packed(values.shallow_clone()),
+        }
+    }
 }
 
 /// What a piece is for.
@@ -91,7 +104,7 @@ impl Outbox {
             if !piece.is_empty() {
                 let ranges = std::mem::take(piece);
                 let len = total(&ranges);
-                self.waiting.push_back(Piece { errand, ranges, source: source.clone(), at: *at });
+                self.waiting.push_back(Piece { errand, ranges, source: source.share(), at: *at });
                 self.pieces += 1;
                 *at += len;
             }

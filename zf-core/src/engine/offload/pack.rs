@@ -42,7 +42,8 @@ pub(crate) fn scatter(columns: &Columns, ranges: &[Range<usize>], values: &Tenso
         for (index, part) in columns.by_block(ranges) {
             let mut target = rows(index)?;
             let places = places(&columns.blocks[index], &part, &target)?;
-            tch::no_grad(|| target.f_index_copy_(0, &places, &narrow(values, at..at + part.len())?))?;
+            let values = narrow(values, at..at + part.len())?;
+            tch::no_grad(|| target.f_index_copy_(0, &places, &values))?;
             at += part.len();
         }
         return Ok(());

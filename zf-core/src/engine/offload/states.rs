@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
@@ -110,6 +109,11 @@ impl Offloading {
     /// Whether the states of a flat buffer are here rather than with the flat buffer.
     pub(crate) fn holds(&self, flat: usize) -> bool {
         self.parts[flat].is_some()
+    }
+
+    /// The rule's states.
+    pub(crate) fn states(&self) -> usize {
+        self.optimizer.state().len()
     }
 
     /// Elements `range` of an array (0: masters, then the states) in the flat buffer's order, in host memory.
@@ -329,7 +333,7 @@ impl Offloading {
         for index in 0..self.parts.len() {
             let Some(part) = &self.parts[index] else { continue };
             let flat = &flats[index];
-            let mut ordered = |kind: &str| {
+            let ordered = |kind: &str| {
                 let mut all = vec![0f32; part.split.columns.len];
                 for (at, block) in part.split.columns.blocks.iter().enumerate() {
                     let values = in_column_order(part, at, &read(index, kind, block)?)?;
@@ -366,7 +370,7 @@ impl Offloading {
         let _tag = tag(Category::Gradients);
         let sums = Tensor::f_empty([int(total(&part.split.host))?], (Kind::Float, flat.home.device()))?;
         sums.shallow_clone().f_copy_(&Tensor::f_from_slice(&own)?)?;
-        part.sums = Some(Arc::new(sums));
+        part.sums = Some(sums);
         Ok(())
     }
 
