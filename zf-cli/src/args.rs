@@ -102,6 +102,21 @@ pub(crate) enum Command {
         #[arg(long, value_name = "X")]
         tolerance: Option<f64>,
     },
+    /// Draw what device, links and host did in some steps (SVG), several runs one above the other
+    Timeline {
+        /// Run folders, or folders of ablations for all their cases
+        #[arg(required = true, value_name = "RUN")]
+        runs: Vec<PathBuf>,
+        /// The steps A to B-1; by default four from the middle of the slowest run, and as many of the others as fit
+        #[arg(long, value_name = "A..B", value_parser = commands::timeline::steps)]
+        steps: Option<std::ops::Range<u64>>,
+        /// The rank
+        #[arg(long, value_name = "R", default_value_t = 0)]
+        rank: usize,
+        /// The picture; by default timeline.svg in the first folder
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
     /// What a run will hold and move: bytes by category and tier, traffic, each ZeRO stage; no tensor is made
     Plan {
         /// The run file
@@ -176,6 +191,9 @@ impl Command {
                     None => Mode::Report,
                 };
                 commands::compare::run(&a, &b, mode, out)
+            }
+            Self::Timeline { runs, steps, rank, out: file } => {
+                commands::timeline::run(&runs, steps, rank, file.as_deref(), out)
             }
             Self::Plan { run, overrides, ranks, device_memory, json } => {
                 commands::plan::run(&run, &overrides, ranks, device_memory, json, out)

@@ -4,9 +4,11 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use comfy_table::{Table, presets};
+use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
-use zf_core::record::{StepRecord, Summary};
+use zf_core::record::timeline::Timeline;
+use zf_core::record::{Budget, METRICS, StepRecord, Summary, read_metrics};
+use zf_core::trace::Lane;
 use zf_core::train::Observer;
 
 use crate::commands::size::bytes as size;
@@ -107,7 +109,7 @@ impl Observer for Progress {
     }
 }
 
-/// Prints the closing table.
+/// Prints the closing tables.
 pub(crate) fn print_summary(summary: &Summary, folder: &Path) {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
@@ -144,7 +146,48 @@ pub(crate) fn print_summary(summary: &Summary, folder: &Path) {
         );
     }
     row("state hash", summary.state_hash.chars().take(16).collect());
-    say(&format!("{table}\nrun folder: {}", folder.display()));
+    say(&table.to_string());
+    // The metrics may have gone meanwhile: no reason to fail at the end.
+    if let Some(budget) = read_metrics(&folder.join(METRICS)).ok().and_then(|records| Budget::of(&records)) {
+        let trace = budget.link.and_then(|_| Timeline::read(folder, 0).ok());
+        say(&budget_text(&budget, trace.as_ref()));
+    }
+    say(&format!("run folder: {}", folder.display()));
+}
+
+/// Where the time of a step goes, with how long the link was busy where a trace says it.
+fn budget_text(budget: &Budget, trace: Option<&Timeline>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    table.set_header(["ms a step", "median", "99 %", "mean", "share"]);
+    for row in &budget.rows {
+        let name = if row.name == "host" { "host, beside" } else { row.name };
+        let ms = |seconds: f64| format!("{:.2}", seconds * 1e3);
+        let share = format!("{:.1} %", row.share * 100.0);
+        table.add_row([name.to_owned(), ms(row.median), ms(row.p99), ms(row.mean), share]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let mut text = table.to_string();
+    if let Some(hidden) = budget.hidden() {
+        text.push_str(&format!("\nat least {:.1} % of the host's time is hidden behind the device", hidden * 100.0));
+    }
+    if budget.overlap > 0.0 {
+        text.push_str(&format!("\n{:.2} ms a step of these go on at once", budget.overlap * 1e3));
+    }
+    if let Some(link) = &budget.link {
+        let busy = |lane| trace.map(|trace| format!(" ({:.1} % busy)", trace.busy(lane) * 100.0)).unwrap_or_default();
+        text.push_str(&format!(
+            "\nlink, a step: {} to the host{}, {} to the device{}, {} of moves",
+            size(link.to_host as u64),
+            busy(Lane::ToHost),
+            size(link.to_device as u64),
+            busy(Lane::ToDevice),
+            size(link.moves as u64)
+        ));
+    }
+    text
 }
 
 /// Prints a line. A reader that went away, such as `head`, is no reason to end a run of hours.
@@ -157,4 +200,32 @@ fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use zf_core::record::{LinkBytes, Seconds};
+
+    use super::*;
+
+    #[test]
+    fn the_budget_says_what_is_hidden_and_what_crossed_the_link() {
+        let seconds =
+            Seconds { step: 0.1, forward: 0.03, backward: 0.06, update: 0.0, comm: 0.0, stall: 0.002, host: 0.08 };
+        let link_bytes = LinkBytes { to_host: 3 << 20, to_device: 1536, moves: 0 };
+        let record = |step| StepRecord { step, seconds, link_bytes, ..StepRecord::default() };
+        let budget = Budget::of(&[record(0), record(1)]).unwrap();
+        let text = budget_text(&budget, None);
+        let words =
+            |line: &str| line.split([' ', '│']).filter(|w| !w.is_empty()).map(str::to_owned).collect::<Vec<_>>();
+        let lines: Vec<Vec<String>> = text.lines().map(words).collect();
+        let has = |line: &[&str]| lines.iter().any(|found| found == line);
+        assert!(has(&["backward", "60.00", "60.00", "60.00", "60.0", "%"]), "{text}");
+        assert!(has(&["stall", "2.00", "2.00", "2.00", "2.0", "%"]), "{text}");
+        assert!(has(&["other", "8.00", "8.00", "8.00", "8.0", "%"]), "{text}");
+        assert!(has(&["host,", "beside", "80.00", "80.00", "80.00", "80.0", "%"]), "{text}");
+        assert!(!text.contains("update") && !text.contains("at once"), "{text}");
+        assert!(text.contains("at least 97.5 % of the host's time is hidden behind the device"), "{text}");
+        assert!(text.ends_with("link, a step: 3.0 MiB to the host, 1.5 KiB to the device, 0 B of moves"), "{text}");
+    }
 }

@@ -3,4 +3,5 @@
 pub mod cores;
 pub mod link;
 mod precise;
+pub mod throttle;
 pub mod tier;

@@ -12,4 +12,5 @@ pub mod launch;
 pub mod plan;
 pub(crate) mod size;
 pub mod stages;
+pub mod timeline;
 pub mod train;

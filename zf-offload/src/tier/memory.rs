@@ -29,11 +29,11 @@ impl MemoryTier {
 
 impl Tier for MemoryTier {
     fn announce(&mut self, spans: &[Span]) -> Result<()> {
-        spans.iter().try_for_each(|span| inside(span, &self.lens))
+        spans.iter().try_for_each(|span| inside(span, self.lens.iter().copied()))
     }
 
     fn with(&mut self, span: &Span, f: &mut dyn FnMut(&mut [&mut [f32]]) -> Result<()>) -> Result<()> {
-        inside(span, &self.lens)?;
+        inside(span, self.lens.iter().copied())?;
         let mut slices = Vec::with_capacity(self.buffers[span.buffer].len());
         for array in &self.buffers[span.buffer] {
             // SAFETY: the tier is borrowed mutably, and its tensors never leave it.
@@ -56,13 +56,14 @@ impl Tier for MemoryTier {
 ///
 /// # Errors
 /// It does not.
-pub(super) fn inside(span: &Span, lens: &[usize]) -> Result<()> {
-    match lens.get(span.buffer) {
-        Some(&len) if span.range.start <= span.range.end && span.range.end <= len => Ok(()),
-        Some(&len) => Err(Error::Engine(format!(
+pub(super) fn inside(span: &Span, mut lens: impl ExactSizeIterator<Item = usize>) -> Result<()> {
+    let count = lens.len();
+    match lens.nth(span.buffer) {
+        Some(len) if span.range.start <= span.range.end && span.range.end <= len => Ok(()),
+        Some(len) => Err(Error::Engine(format!(
             "expected elements within 0..{len} of buffer {}, found {:?}",
             span.buffer, span.range
         ))),
-        None => Err(Error::Engine(format!("expected a buffer below {}, found {}", lens.len(), span.buffer))),
+        None => Err(Error::Engine(format!("expected a buffer below {}, found {}", count, span.buffer))),
     }
 }

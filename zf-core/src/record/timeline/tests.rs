@@ -208,8 +208,8 @@ fn rows_show_the_innermost_span_once() {
 
     let merged: Vec<(f64, f64, usize, usize)> =
         merge(&row, 1.5).iter().map(|s| (s.start, s.end, s.label, s.more)).collect();
-    // 4..6 is longer than the distance and takes the short ones before it; 6..10 stays; 11..12 is short and near.
-    assert_eq!(merged, [(1.0, 6.0, 2, 2), (6.0, 12.0, 0, 1)]);
+    // Three short ones become one, 4..6 and 6..10 stay apart, and 11..12 is short and near.
+    assert_eq!(merged, [(1.0, 4.0, 0, 2), (4.0, 6.0, 2, 0), (6.0, 12.0, 0, 1)]);
     assert_eq!(merge(&row, 1e-6).len(), 5);
 }
 
