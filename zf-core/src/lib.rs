@@ -9,6 +9,7 @@ pub mod bytes;
 pub mod calendar;
 pub mod checkpoint;
 pub mod config;
+pub mod cores;
 pub mod data;
 pub mod device;
 pub mod duration;

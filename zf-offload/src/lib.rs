@@ -1,7 +1,9 @@
 //! States off the device.
 
-pub mod cores;
+pub use zf_core::cores;
+pub mod kinds;
 pub mod link;
 mod precise;
 pub mod throttle;
 pub mod tier;
+pub mod worker;

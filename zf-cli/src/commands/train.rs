@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use zf_core::checkpoint::{Checkpoint, list};
-use zf_core::config::{self, Run};
+use zf_core::config::{self, DeviceKind, Run};
+use zf_core::cores::{self, Cores};
 use zf_core::engine::Stages;
 use zf_core::record::METRICS;
 use zf_core::registry::Registry;
-use zf_core::stage::Fabric;
+use zf_core::stage::{Fabric, Keeps, OffloadPolicy, Selector};
 use zf_core::train::{Resume, Stop, Training};
 use zf_core::{Error, slots};
 
@@ -123,6 +124,25 @@ fn training_on(
     let model = run.build::<slots::Model>(registry, &context)?;
     context.model_folder = model.folder.clone();
     context.vocabulary = Some(model.model.vocabulary());
+    let offload = run.build::<slots::Offload>(registry, &context)?;
+    let policy = offload.policy();
+    without_effect(run, policy.as_ref())?;
+    let selector: Arc<dyn Selector> = Arc::from(match run.given("select") {
+        true => run.build::<slots::Select>(registry, &context)?,
+        false => registry.build::<slots::Select>(&toml::Table::new(), &context)?,
+    });
+    let links = match &run.device.link {
+        Some(link) => {
+            link.build("link", &context).map_err(|error| run.error_at("device.link", &format!("{error:#}")))?
+        }
+        None => zf_offload::link::natural(),
+    };
+    let cores = match policy {
+        Some(_) if run.device.kind == DeviceKind::Emulated || run.host.cores.is_some() => {
+            cores::split_with(fabric.local_ranks().len(), run.host.cores.as_deref().unwrap_or(&[]))?
+        }
+        _ => Cores::default(),
+    };
     Ok(Training {
         run: run.run.clone(),
         device: run.device.clone(),
@@ -132,7 +152,12 @@ fn training_on(
             partitioner: run.build::<slots::Partition>(registry, &context)?,
             optimizer: run.build::<slots::Optim>(registry, &context)?,
             schedule: run.build::<slots::Schedule>(registry, &context)?,
+            offload,
+            selector,
+            links,
         },
+        host: run.host.clone(),
+        cores,
         fabric,
         data: run.build::<slots::Data>(registry, &context)?,
         model,
@@ -142,6 +167,22 @@ fn training_on(
         resume,
         stop,
     })
+}
+
+/// Refuses sections that have no effect on the run.
+fn without_effect(run: &Run, policy: Option<&OffloadPolicy>) -> Result<(), Error> {
+    let chooses = policy.is_some_and(|policy| policy.keeps == Keeps::Chosen);
+    if run.given("select") && !chooses {
+        let message = "has no effect: only an offload that keeps chosen columns on the device, such as `offload.kind = \"zenflow\"`, \
+                       chooses any";
+        return Err(run.error_at("select", message));
+    }
+    for key in ["host", "device.link"] {
+        if run.given(key) && policy.is_none() {
+            return Err(run.error_at(key, "has no effect without an offload; set `offload.kind`, or take it out"));
+        }
+    }
+    Ok(())
 }
 
 /// The checkpoint that `--resume` names: of `auto` the newest whole one, or none where there is none.

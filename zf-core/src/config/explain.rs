@@ -10,9 +10,20 @@ use crate::registry::{Description, Step, WRAP_LIST, schema};
 use crate::slots;
 
 /// The order of sections in a resolved run.
-const ORDER: &[&str] =
-    &[
-    "model", "data", "run", "device", "host", "transport", "partition", "reduce", "select", "offload", "optim", "schedule", "log",
+const ORDER: &[&str] = &[
+    "model",
+    "data",
+    "run",
+    "device",
+    "host",
+    "transport",
+    "partition",
+    "reduce",
+    "select",
+    "offload",
+    "optim",
+    "schedule",
+    "log",
 ];
 
 /// One key of a resolved run.

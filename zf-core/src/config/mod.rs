@@ -24,8 +24,8 @@ pub use explain::Row;
 use load::{Layers, Loader};
 use rules::{Broken, NOT_YET, Sections};
 pub use sections::{
-    Accumulate, CheckpointSettings, DeviceKind, DeviceSection, HostSection, LogSection, ReduceSection, ReduceWhen, RunSection,
-    Unused, ValidateSettings,
+    Accumulate, CheckpointSettings, DeviceKind, DeviceSection, HostSection, LogSection, ReduceSection, ReduceWhen,
+    RunSection, Unused, ValidateSettings,
 };
 use source::{Mark, Source};
 pub use sweep::{Case, Expect, Sweep, folder_name};

@@ -7,10 +7,8 @@ use crate::layout::DType;
 pub(super) const EXCLUSIVE: &[(&str, &[&str])] = &[("run", &["steps", "epochs", "tokens"])];
 
 /// Sections and keys that a later version will have, with what they are for.
-pub(super) const NOT_YET: &[(&str, &str)] = &[
-    ("activation", "recomputation and stores for activations"),
-    ("mesh", "axes beside data parallelism"),
-];
+pub(super) const NOT_YET: &[(&str, &str)] =
+    &[("activation", "recomputation and stores for activations"), ("mesh", "axes beside data parallelism")];
 
 /// The fixed sections.
 #[derive(Debug, Clone, PartialEq)]

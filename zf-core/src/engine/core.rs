@@ -52,7 +52,10 @@ impl Core {
     }
 
     /// Has the offload, if there is one, do something with the rest of the core.
-    pub(crate) fn with_offload<T>(&mut self, f: impl FnOnce(&mut Offloading, &mut Self) -> Result<T>) -> Result<Option<T>> {
+    pub(crate) fn with_offload<T>(
+        &mut self,
+        f: impl FnOnce(&mut Offloading, &mut Self) -> Result<T>,
+    ) -> Result<Option<T>> {
         let Some(mut offload) = self.offload.take() else { return Ok(None) };
         let result = f(&mut offload, self);
         self.offload = Some(offload);

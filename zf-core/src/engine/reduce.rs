@@ -356,7 +356,12 @@ impl Core {
     fn in_flight(&mut self, flat: usize, tickets: Vec<Ticket>) {
         let last = tickets.len().saturating_sub(1);
         let flights = tickets.into_iter().enumerate();
-        self.reducing.in_flight.extend(flights.map(|(k, ticket)| Flight { ticket, scratch: None, flat, last: k == last }));
+        self.reducing.in_flight.extend(flights.map(|(k, ticket)| Flight {
+            ticket,
+            scratch: None,
+            flat,
+            last: k == last,
+        }));
     }
 }
 

@@ -292,7 +292,9 @@ impl Engine {
                 let values = Tensor::f_from_slice(values)?;
                 match new_kinds.iter().position(|known| *known == kind) {
                     _ if kind == MASTER || kind == PARAMETER => set_parameter(&mut new, flat, slot, &values),
-                    Some(index) if new.flats[flat].spec.trainable => set_array(&mut new, flat, slot, 1 + index, &values),
+                    Some(index) if new.flats[flat].spec.trainable => {
+                        set_array(&mut new, flat, slot, 1 + index, &values)
+                    }
                     _ => Ok(()),
                 }
             })?;
@@ -343,7 +345,8 @@ impl Core {
         let counts = load_state(&mut store, kinds, source)?;
         for (index, counts) in counts.into_iter().enumerate() {
             for (slot, &count) in counts.iter().enumerate() {
-                let by_column = saved.is_some_and(|saved| saved.counts.contains_key(&self.flats[index].spec.slots[slot].name));
+                let by_column =
+                    saved.is_some_and(|saved| saved.counts.contains_key(&self.flats[index].spec.slots[slot].name));
                 if let Some(offload) = self.offload.as_mut().filter(|_| !by_column) {
                     offload.set_count(index, slot, count);
                 }
@@ -355,7 +358,12 @@ impl Core {
             offload.resume(saved, flats, &|index, kind, block| {
                 let slot = &flats[index].spec.slots[block.slot];
                 let mut values = vec![0f32; block.range.len()];
-                source.read(&slot.name, kind, block.range.start - slot.offset..block.range.end - slot.offset, &mut values)?;
+                source.read(
+                    &slot.name,
+                    kind,
+                    block.range.start - slot.offset..block.range.end - slot.offset,
+                    &mut values,
+                )?;
                 Ok(Tensor::f_from_slice(&values)?)
             })?;
         }

@@ -265,10 +265,7 @@ pub trait HostPool: Send {
     ///
     /// # Errors
     /// A worker that has failed.
-    fn give(
-        &mut self,
-        elements: Vec<(usize, Vec<Range<usize>>)>,
-    ) -> Result<Box<dyn FnOnce(Result<Tensor>) + Send>>;
+    fn give(&mut self, elements: Vec<(usize, Vec<Range<usize>>)>) -> Result<Box<dyn FnOnce(Result<Tensor>) + Send>>;
 
     /// Waits until all updates that were not held are made.
     ///

@@ -12,9 +12,10 @@ use crate::files::write_atomic;
 use crate::layout::{DType, Layout};
 use crate::plan::{PlanOptions, Predictor};
 use crate::record::{
-    EventWriter, LinkBytes, METRICS, Memory, MetricsWriter, RankSummary, SUMMARY, StepRecord, Summary, read_metrics,
+    EventWriter, LinkBytes, METRICS, Memory, MetricsWriter, RankSummary, SUMMARY, Seconds, StepRecord, Summary,
+    read_metrics,
 };
-use crate::stage::CommBytes;
+use crate::stage::{CommBytes, HostWork, Traffic};
 use crate::{Error, Result};
 
 /// Measures one rank; on rank 0 it also writes the run folder's files.
@@ -22,6 +23,8 @@ pub(crate) struct Meter {
     heap: Heap,
     started: Instant,
     before: CommBytes,
+    traffic: Traffic,
+    work: HostWork,
     highest: Memory,
     files: Option<Files>,
     parameters: u64,
@@ -43,7 +46,18 @@ impl Meter {
         let (states, transfers) = (stages.optimizer.state().len(), stages.partitioner.transfers(&layout.mesh));
         let options = PlanOptions::of(&run.plan.options, states, transfers);
         let predictor = Predictor::new(&layout, &options, run.rank, before)?;
-        Ok(Self { heap, started: Instant::now(), before, highest: Memory::default(), files, parameters, predictor })
+        let (traffic, work) = (run.engine.link_traffic(), run.engine.host_work());
+        Ok(Self {
+            heap,
+            started: Instant::now(),
+            before,
+            traffic,
+            work,
+            highest: Memory::default(),
+            files,
+            parameters,
+            predictor,
+        })
     }
 
     /// Bytes that this rank holds now.
@@ -84,7 +98,12 @@ impl Meter {
             return Ok(None);
         }
         let bytes = run.engine.comm_bytes();
-        let memory = memory(&self.heap.stats());
+        let (traffic, work) = (run.engine.link_traffic(), run.engine.host_work());
+        let mut memory = memory(&self.heap.stats());
+        if let Some(host) = run.engine.host_heap() {
+            memory.host_live = host.stats().live.total().unsigned_abs();
+            memory.file_live = work.bytes.file;
+        }
         self.heap.reset_peak();
         if memory.device_peak > self.highest.device_peak {
             self.highest = memory;
@@ -102,14 +121,15 @@ impl Meter {
             skipped: report.skipped,
             loss_scale: (run.training.run.dtype == DType::Float16).then_some(report.loss_scale),
             validation_loss,
-            staleness: 0,
-            turnover: None,
-            seconds: report.seconds,
+            staleness: report.offload.staleness,
+            turnover: report.offload.turnover,
+            seconds: Seconds { host: work.seconds - self.work.seconds, ..report.seconds },
             comm_bytes: bytes.since(&self.before),
-            link_bytes: LinkBytes::default(),
+            link_bytes: link_bytes(&traffic, &self.traffic),
             memory,
         };
         self.before = bytes;
+        (self.traffic, self.work) = (traffic, work);
         if let Some(files) = &mut self.files {
             files.metrics.write(&record)?;
             files.events.as_mut().map(|events| events.write(&record)).transpose()?;
@@ -126,7 +146,7 @@ impl Meter {
             rank: run.rank,
             memory: self.highest,
             comm_bytes,
-            link_bytes: LinkBytes::default(),
+            link_bytes: link_bytes(&run.engine.link_traffic(), &Traffic::default()),
             prediction,
         };
         let state_hash = run.engine.state_hash()?;
@@ -193,6 +213,15 @@ pub(crate) fn versions() -> BTreeMap<String, String> {
         ("zenflow-rs".to_string(), env!("CARGO_PKG_VERSION").to_string()),
         ("libtorch".to_string(), zf_sys::device::libtorch_version()),
     ])
+}
+
+/// What crossed the link since `before`.
+fn link_bytes(now: &Traffic, before: &Traffic) -> LinkBytes {
+    LinkBytes {
+        to_host: now.to_host - before.to_host,
+        to_device: now.to_device - before.to_device,
+        moves: now.moves - before.moves,
+    }
 }
 
 fn memory(stats: &HeapStats) -> Memory {

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::checkpoint::new_attempt;
-use crate::config::{DeviceKind, DeviceSection, LogSection, ReduceSection, RunSection};
+use crate::config::{DeviceKind, DeviceSection, HostSection, LogSection, ReduceSection, RunSection};
+use crate::cores::Cores;
 use crate::data::{BatchPlan, Split};
 use crate::engine::{EngineOptions, Stages, run_ranks_on};
 use crate::record::Summary;
@@ -51,6 +52,10 @@ pub struct Training {
     pub run: RunSection,
     /// Where ranks compute.
     pub device: DeviceSection,
+    /// What host work may use.
+    pub host: HostSection,
+    /// Which cores devices and host work are bound to; by default none.
+    pub cores: Cores,
     /// When and how gradients are summed.
     pub reduce: ReduceSection,
     /// What is written beside the metrics.
@@ -163,6 +168,9 @@ impl Training {
         options.accumulate = self.reduce.accumulate;
         options.unused = self.run.unused;
         options.ranks_per_node = self.fabric.ranks_per_node();
+        options.host = self.host.clone();
+        options.host_cores = self.cores.host.clone();
+        options.folder.clone_from(&self.folder);
         options.accumulation = usize::try_from(batches.accumulation()).unwrap_or(usize::MAX);
         let validation = dataset.len(Split::Validation);
         let validation = self.run.validate.sequences.map_or(validation, |limit| validation.min(limit));

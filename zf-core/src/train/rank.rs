@@ -92,6 +92,10 @@ fn train(
     step: &Cell<u64>,
 ) -> Result<Outcome> {
     let Rank { rank, world, transport, heap } = rank;
+    let local = training.fabric.local_ranks().iter().position(|&local| local == rank);
+    if let Some(core) = local.and_then(|local| *training.cores.device.get(local)?) {
+        crate::cores::pin_current_thread(&[core])?;
+    }
     let starting = zf_sys::heap::phase("start");
     let model = training.model.model.clone();
     let weights = &*training.model.weights;
@@ -141,6 +145,9 @@ fn train(
         let report = run.step()?;
         interrupted = report.stop && run.engine.steps() < plan.steps;
         let done = run.engine.steps();
+        if done == plan.steps {
+            run.engine.drain()?;
+        }
         let validation = {
             let _span = trace.span(Lane::Compute, "validation");
             // Also when told to stop: a resumed run does not come back to this step.

@@ -105,6 +105,19 @@ zf_core::register!(
     "[device]\nkind = \"cuda\"\nlink = { kind = \"cuda\" }"
 );
 
+/// Whatever link suits the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Natural;
+
+impl Links for Natural {
+    fn open(&self, rank: usize, device: Device, cores: &[usize], trace: &Trace) -> Result<Arc<dyn Link>> {
+        match device {
+            Device::Cuda(_) => CudaConfig::default().open(rank, device, cores, trace),
+            _ => DirectConfig::default().open(rank, device, cores, trace),
+        }
+    }
+}
+
 fn on_cpu(stage: &'static str, device: Device) -> Result<()> {
     if device == Device::Cpu {
         return Ok(());

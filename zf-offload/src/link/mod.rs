@@ -19,6 +19,12 @@ pub use cuda::CudaLink;
 pub use direct::DirectLink;
 pub use emulated::EmulatedLink;
 
+/// The link of a device where none is asked for: pinned copies beside the computation for CUDA, else copies that take the time
+/// they take.
+pub fn natural() -> std::sync::Arc<dyn zf_core::stage::Links> {
+    std::sync::Arc::new(config::Natural)
+}
+
 #[cfg(doc)]
 use zf_core::stage::Transfer;
 

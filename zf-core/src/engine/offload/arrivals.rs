@@ -14,11 +14,6 @@ use crate::stage::Output;
 use crate::{Error, Result};
 
 impl Offloading {
-    /// Whether parameters of a flat buffer are still to arrive.
-    pub(crate) fn expects(&self, flat: usize) -> bool {
-        self.arriving[flat] > 0
-    }
-
     /// Waits for the parameters of a flat buffer and sends them on to the other ranks. Outputs come in the order of flat
     /// buffers, so that those before it are received too.
     pub(crate) fn receive(&mut self, core: &mut Core, flat: usize) -> Result<()> {
@@ -53,7 +48,10 @@ impl Offloading {
         };
         let len = total(&ranges);
         let Some(rest) = self.arriving[buffer].checked_sub(len) else {
-            return Err(Error::Engine(format!("the host sent {len} parameters where {} were expected", self.arriving[buffer])));
+            return Err(Error::Engine(format!(
+                "the host sent {len} parameters where {} were expected",
+                self.arriving[buffer]
+            )));
         };
         let kind = flat.spec.dtype.kind();
         let bytes = int(len * kind.elt_size_in_bytes())?;

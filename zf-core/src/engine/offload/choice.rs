@@ -45,7 +45,8 @@ impl Offloading {
                 continue;
             };
             let shapes = part.split.shapes.iter().enumerate();
-            let eligible = |(slot, shape): (usize, &super::columns::Shape)| shape.has_columns() && step.chosen[index][slot];
+            let eligible =
+                |(slot, shape): (usize, &super::columns::Shape)| shape.has_columns() && step.chosen[index][slot];
             places.extend(shapes.filter(|at| eligible(*at)).map(|(slot, _)| (index, slot)));
             choice.push(vec![None; part.split.shapes.len()]);
         }
@@ -63,7 +64,9 @@ impl Offloading {
                         let inputs = [
                             Some(flat.grad(range)?),
                             needs.weight.then(|| flat.param(range)).transpose()?,
-                            moment.map(|state| super::states::rows(&mut *self.pool, part, index, state, range)).transpose()?,
+                            moment
+                                .map(|state| super::states::rows(&mut *self.pool, part, index, state, range))
+                                .transpose()?,
                         ];
                         weight.inputs.push(inputs);
                     }
@@ -132,6 +135,9 @@ impl Offloading {
 /// The index of the rule's running mean of squares among its states.
 fn second_moment(optimizer: &dyn crate::stage::Optimizer) -> Result<usize> {
     optimizer.state().iter().position(|state| *state == "exp_avg_sq").ok_or_else(|| {
-        Error::Config("`select.score`: it needs the running mean of squared gradients, which this update rule does not have".into())
+        Error::Config(
+            "`select.score`: it needs the running mean of squared gradients, which this update rule does not have"
+                .into(),
+        )
     })
 }

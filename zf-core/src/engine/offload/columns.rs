@@ -151,9 +151,7 @@ impl Block {
         let (a, b) = (self.before, self.before + self.range.len());
         let (start, end) = match self.shape {
             Shape::Whole => (0, self.range.len()),
-            Shape::Contiguous { len } => {
-                ((column * len).clamp(a, b) - a, ((column + 1) * len).clamp(a, b) - a)
-            }
+            Shape::Contiguous { len } => ((column * len).clamp(a, b) - a, ((column + 1) * len).clamp(a, b) - a),
             Shape::Strided { count } => (self.start(column, count), self.start(column + 1, count)),
         };
         self.first + start..self.first + end
@@ -260,7 +258,13 @@ impl Block {
     }
 
     /// The reverse of [`Block::gather`].
-    pub(crate) fn scatter<S: Copy, T>(&self, range: &Range<usize>, values: &[S], target: &mut [T], map: impl Fn(S) -> T) {
+    pub(crate) fn scatter<S: Copy, T>(
+        &self,
+        range: &Range<usize>,
+        values: &[S],
+        target: &mut [T],
+        map: impl Fn(S) -> T,
+    ) {
         self.stretches(range, |position, element, stride, len| {
             let values = &values[position..position + len];
             if stride == 1 {

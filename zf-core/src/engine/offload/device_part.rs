@@ -32,7 +32,12 @@ pub(crate) fn gradients(flat: &FlatState, split: &Split, ranges: &[Range<usize>]
 }
 
 /// Writes parameters: `values` of the model's type, of `ranges` in column order, one after the other.
-pub(crate) fn write_parameters(flat: &FlatState, split: &Split, ranges: &[Range<usize>], values: &Tensor) -> Result<()> {
+pub(crate) fn write_parameters(
+    flat: &FlatState,
+    split: &Split,
+    ranges: &[Range<usize>],
+    values: &Tensor,
+) -> Result<()> {
     scatter(&split.columns, ranges, values, &|block| flat.param(&split.columns.blocks[block].range))
 }
 
@@ -71,7 +76,8 @@ impl DevicePart {
             while left > 0 {
                 let len = left.min(place.len());
                 if len == 0 {
-                    place = places.next().ok_or_else(|| Error::Engine("columns to update are not on the device".into()))?;
+                    place =
+                        places.next().ok_or_else(|| Error::Engine("columns to update are not on the device".into()))?;
                     continue;
                 }
                 let own = place.start..place.start + len;
@@ -102,7 +108,13 @@ impl DevicePart {
 }
 
 /// Hands the rule the elements of one part.
-fn apply(optimizer: &dyn Optimizer, hyper: &Hyper, arrays: &[Tensor], grad: &Tensor, out: Option<&Tensor>) -> Result<()> {
+fn apply(
+    optimizer: &dyn Optimizer,
+    hyper: &Hyper,
+    arrays: &[Tensor],
+    grad: &Tensor,
+    out: Option<&Tensor>,
+) -> Result<()> {
     let (master, states) = arrays.split_first().ok_or_else(|| Error::Engine("there is no master".into()))?;
     if grad.device().is_cuda() {
         let slice = TensorSlice { master, grad, state: states, out, sums: &[], shape: &[] };

@@ -39,8 +39,8 @@ use super::options::{EngineOptions, Stages};
 use super::update::SlotHyper;
 use crate::layout::{DType, Layout};
 use crate::stage::{
-    AccumulateOn, HostPart, HostPool, HostUpdate, HostWork, Hyper, Keeps, Link, Needs, OffloadPolicy, Optimizer, Promotion,
-    Selector, Site, Traffic, Transport, Wire,
+    AccumulateOn, HostPart, HostPool, HostUpdate, HostWork, Hyper, Keeps, Link, Needs, OffloadPolicy, Optimizer,
+    Promotion, Selector, Site, Traffic, Transport, Wire,
 };
 use crate::trace::Trace;
 use crate::{Error, Result};
@@ -157,7 +157,8 @@ impl Offloading {
         let Some(policy) = stages.offload.policy() else { return Ok(None) };
         if stages.optimizer.needs() != Needs::Elements {
             return Err(Error::Config(
-                "`offload`: this update rule looks at whole tensors, which an offload cuts; take adamw, sgd or lion".into(),
+                "`offload`: this update rule looks at whole tensors, which an offload cuts; take adamw, sgd or lion"
+                    .into(),
             ));
         }
         let selector = (policy.keeps == Keeps::Chosen).then(|| stages.selector.clone_box());
@@ -271,9 +272,7 @@ impl Offloading {
         let (split, left) = (&part.split, &mut part.left);
         let ranges = split.host_of(|slot| wanted(slot) && !left[slot]);
         if !ranges.is_empty() {
-            let block = |block: &columns::Block| {
-                wanted(block.slot).then(|| flat.grad(&block.range)).transpose()
-            };
+            let block = |block: &columns::Block| wanted(block.slot).then(|| flat.grad(&block.range)).transpose();
             let blocks = split.columns.blocks.iter().map(block).collect::<Result<Vec<_>>>()?;
             let source = Source::Rows { columns: Arc::clone(&split.columns), blocks };
             let errand = Errand { window: self.clock.window, buffer: index, wire: self.wire[index], scale, replace };

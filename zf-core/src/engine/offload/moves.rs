@@ -80,7 +80,9 @@ impl Offloading {
         for (index, withdrawn) in withdrawn.iter().enumerate() {
             let expected = self.pending.as_mut().map_or(&mut self.arriving[index], |pending| &mut pending[index]);
             *expected = expected.checked_sub(*withdrawn).ok_or_else(|| {
-                Error::Engine(format!("the host withdrew {withdrawn} parameters of buffer {index}, more than were to come"))
+                Error::Engine(format!(
+                    "the host withdrew {withdrawn} parameters of buffer {index}, more than were to come"
+                ))
             })?;
         }
         Ok(())
@@ -92,7 +94,9 @@ impl Offloading {
         let mut pieces = Vec::new();
         for array in 0..1 + self.optimizer.state().len() {
             for (index, ranges) in &elements {
-                let part = self.parts[*index].as_ref().ok_or_else(|| Error::Engine("a frozen buffer has no columns".into()))?;
+                let part = self.parts[*index]
+                    .as_ref()
+                    .ok_or_else(|| Error::Engine("a frozen buffer has no columns".into()))?;
                 pieces.push(part.device.array(&part.split, ranges, array)?);
             }
         }

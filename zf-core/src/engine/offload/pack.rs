@@ -43,7 +43,7 @@ pub(crate) fn scatter(columns: &Columns, ranges: &[Range<usize>], values: &Tenso
             let mut target = rows(index)?;
             let places = places(&columns.blocks[index], &part, &target)?;
             let values = narrow(values, at..at + part.len())?;
-            tch::no_grad(|| target.f_index_copy_(0, &places, &values))?;
+            let _ = tch::no_grad(|| target.f_index_copy_(0, &places, &values))?;
             at += part.len();
         }
         return Ok(());

@@ -129,7 +129,11 @@ impl Split {
     pub(crate) fn count(&mut self, device: bool, wanted: impl Fn(usize) -> bool) {
         for (slot, (counts, chosen)) in self.counts.iter_mut().zip(&self.chosen).enumerate() {
             if wanted(slot) {
-                counts.iter_mut().zip(chosen).filter(|(_, chosen)| **chosen == device).for_each(|(count, _)| *count += 1);
+                counts
+                    .iter_mut()
+                    .zip(chosen)
+                    .filter(|(_, chosen)| **chosen == device)
+                    .for_each(|(count, _)| *count += 1);
             }
         }
     }

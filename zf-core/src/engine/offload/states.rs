@@ -72,13 +72,7 @@ fn block_of<'a>(part: &'a Part, range: &Range<usize>) -> Result<(usize, &'a Bloc
 
 /// Elements in the flat buffer's order from the host's values of a whole block in column order, with what is on the device in
 /// its place.
-fn read_rows(
-    part: &Part,
-    at: usize,
-    array: usize,
-    values: Vec<f32>,
-    range: &Range<usize>,
-) -> Result<Tensor> {
+fn read_rows(part: &Part, at: usize, array: usize, values: Vec<f32>, range: &Range<usize>) -> Result<Tensor> {
     let block = &part.split.columns.blocks[at];
     let whole = block.first..block.first + block.range.len();
     let mut values = Tensor::f_from_slice(&values)?;
@@ -224,7 +218,13 @@ impl Offloading {
     }
 
     /// Elements `range` of one of the tensors of [`Offloading::further`], in the flat buffer's order.
-    pub(crate) fn read_further(&mut self, flat: &FlatState, index: usize, kind: &str, range: &Range<usize>) -> Result<Tensor> {
+    pub(crate) fn read_further(
+        &mut self,
+        flat: &FlatState,
+        index: usize,
+        kind: &str,
+        range: &Range<usize>,
+    ) -> Result<Tensor> {
         if kind == VISIBLE {
             return Ok(flat.param(range)?.f_to_kind(Kind::Float)?);
         }
@@ -301,14 +301,16 @@ impl Offloading {
                 }
                 part.touched[slot] = saved.touched.contains(&spec.name);
             }
-            touched.push(flat.spec.slots.iter().map(|spec| saved.submitted.contains_key(&spec.name)).collect::<Vec<_>>());
+            touched
+                .push(flat.spec.slots.iter().map(|spec| saved.submitted.contains_key(&spec.name)).collect::<Vec<_>>());
             part.split.resolve();
             part.device = super::DevicePart::new(&part.split, arrays, flat.home.device())?;
         }
         if saved.pending {
             let hyper = |spec: &crate::layout::Slot| saved.submitted.get(&spec.name).copied();
             let none = SlotHyper { lr: 0.0, weight_decay: 0.0 };
-            let hypers = flats.iter().map(|flat| flat.spec.slots.iter().map(|spec| hyper(spec).unwrap_or(none)).collect());
+            let hypers =
+                flats.iter().map(|flat| flat.spec.slots.iter().map(|spec| hyper(spec).unwrap_or(none)).collect());
             self.submitted = Some(Submitted {
                 touched,
                 hypers: hypers.collect(),
@@ -415,7 +417,12 @@ impl Offloading {
 }
 
 /// Calls `put` with the parts of packed values that lie within `whole`.
-fn copy_parts(ranges: &[Range<usize>], values: &[f32], whole: &Range<usize>, put: &mut dyn FnMut(&Range<usize>, &[f32])) {
+fn copy_parts(
+    ranges: &[Range<usize>],
+    values: &[f32],
+    whole: &Range<usize>,
+    put: &mut dyn FnMut(&Range<usize>, &[f32]),
+) {
     let mut at = 0;
     for range in ranges {
         let part = range.start.max(whole.start)..range.end.min(whole.end);

@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use crate::{Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use zf_core::{Error, Result};
 
 /// A core as the system numbers them; with simultaneous multithreading several share a physical one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub struct Core {
 }
 
 /// Who uses which core.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Split {
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cores {
     /// For each rank the core of its emulated device; none where there are too few.
     pub device: Vec<Option<usize>>,
     /// The cores of host work, those to use first first. Never empty.
@@ -44,7 +44,7 @@ pub struct Split {
 ///
 /// # Errors
 /// The system does not say which cores there are.
-pub fn split(ranks: usize) -> Result<Split> {
+pub fn split(ranks: usize) -> Result<Cores> {
     split_of(&allowed()?, ranks, &[])
 }
 
@@ -52,7 +52,7 @@ pub fn split(ranks: usize) -> Result<Split> {
 ///
 /// # Errors
 /// As [`split`]; a core that this process may not use.
-pub fn split_with(ranks: usize, host: &[usize]) -> Result<Split> {
+pub fn split_with(ranks: usize, host: &[usize]) -> Result<Cores> {
     split_of(&allowed()?, ranks, host)
 }
 
@@ -64,7 +64,7 @@ pub fn split_with(ranks: usize, host: &[usize]) -> Result<Split> {
 ///
 /// # Errors
 /// No cores; a core in `host` that is not among `cores`.
-pub fn split_of(cores: &[Core], ranks: usize, host: &[usize]) -> Result<Split> {
+pub fn split_of(cores: &[Core], ranks: usize, host: &[usize]) -> Result<Cores> {
     if let Some(stranger) = host.iter().find(|&&id| cores.iter().all(|core| core.id != id)) {
         let ids: Vec<usize> = cores.iter().map(|core| core.id).collect();
         return Err(Error::Config(format!(
@@ -80,7 +80,7 @@ pub fn split_of(cores: &[Core], ranks: usize, host: &[usize]) -> Result<Split> {
     let devices = &free[..if enough { ranks } else { 0 }];
     let device = (0..ranks).map(|rank| devices.get(rank).map(|core| core.id)).collect();
     if !host.is_empty() {
-        return Ok(Split { device, host: host.to_vec() });
+        return Ok(Cores { device, host: host.to_vec() });
     }
     let mut rest = free[devices.len()..].to_vec();
     // Stable: within each class the order remains.
@@ -89,7 +89,7 @@ pub fn split_of(cores: &[Core], ranks: usize, host: &[usize]) -> Result<Split> {
         let near = devices.is_empty() || devices.iter().any(|device| device.node == core.node);
         (shared, !near)
     });
-    Ok(Split { device, host: rest.iter().map(|core| core.id).collect() })
+    Ok(Cores { device, host: rest.iter().map(|core| core.id).collect() })
 }
 
 /// The cores that this process may use, in the order of their numbers.
@@ -175,7 +175,7 @@ mod tests {
         // Two nodes of two physical cores with two threads each; siblings are numbered last.
         let machine = cores(&[(0, 0, 0), (1, 1, 0), (2, 2, 1), (3, 3, 1), (4, 0, 0), (5, 1, 0), (6, 2, 1), (7, 3, 1)]);
         let one = split_of(&machine, 1, &[]).unwrap();
-        assert_eq!(one, Split { device: vec![Some(0)], host: vec![1, 5, 2, 3, 6, 7, 4] });
+        assert_eq!(one, Cores { device: vec![Some(0)], host: vec![1, 5, 2, 3, 6, 7, 4] });
         let four = split_of(&machine, 4, &[]).unwrap();
         assert_eq!(four.device, [Some(0), Some(1), Some(2), Some(3)]);
         assert_eq!(four.host, [4, 5, 6, 7]);
@@ -187,17 +187,17 @@ mod tests {
     #[test]
     fn two_cores_are_one_device_and_its_host() {
         let machine = cores(&[(0, 0, 0), (1, 1, 0)]);
-        assert_eq!(split_of(&machine, 1, &[]).unwrap(), Split { device: vec![Some(0)], host: vec![1] });
-        assert_eq!(split_of(&machine, 2, &[]).unwrap(), Split { device: vec![None, None], host: vec![0, 1] });
-        assert_eq!(split_of(&machine[1..], 1, &[]).unwrap(), Split { device: vec![None], host: vec![1] });
+        assert_eq!(split_of(&machine, 1, &[]).unwrap(), Cores { device: vec![Some(0)], host: vec![1] });
+        assert_eq!(split_of(&machine, 2, &[]).unwrap(), Cores { device: vec![None, None], host: vec![0, 1] });
+        assert_eq!(split_of(&machine[1..], 1, &[]).unwrap(), Cores { device: vec![None], host: vec![1] });
         assert!(split_of(&[], 1, &[]).is_err());
     }
 
     #[test]
     fn given_host_cores_are_kept_from_devices() {
         let machine = cores(&[(0, 0, 0), (1, 1, 0), (4, 2, 0)]);
-        assert_eq!(split_of(&machine, 1, &[0]).unwrap(), Split { device: vec![Some(1)], host: vec![0] });
-        assert_eq!(split_of(&machine, 2, &[0]).unwrap(), Split { device: vec![Some(1), Some(4)], host: vec![0] });
+        assert_eq!(split_of(&machine, 1, &[0]).unwrap(), Cores { device: vec![Some(1)], host: vec![0] });
+        assert_eq!(split_of(&machine, 2, &[0]).unwrap(), Cores { device: vec![Some(1), Some(4)], host: vec![0] });
         assert_eq!(split_of(&machine, 3, &[0]).unwrap().device, [None; 3]);
         let error = split_of(&machine, 1, &[2]).unwrap_err().to_string();
         assert!(error.contains("[0, 1, 4], found 2"), "{error}");

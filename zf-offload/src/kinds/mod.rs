@@ -1,0 +1,75 @@
+//! What `[offload]` chooses: `none`, `host` (ZeRO-Offload) and `zenflow`.
+
+mod host;
+mod none;
+mod zenflow;
+
+pub use host::HostConfig;
+pub use none::NoneConfig;
+pub use zenflow::{IntervalConfig, LearningRate, ZenflowConfig};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use zf_core::Result;
+use zf_core::bytes::ByteSize;
+use zf_core::stage::{HostPool, Offload, OffloadPolicy, Site, Tier};
+
+use crate::tier::MemoryTier;
+use crate::worker::Worker;
+
+/// Where masters and states lie that are not on the device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TierKind {
+    /// In host memory.
+    #[default]
+    Host,
+    /// In files of the run folder.
+    File,
+}
+
+/// A policy with the place where its states lie.
+#[derive(Debug)]
+struct Placed {
+    policy: OffloadPolicy,
+    tier: TierKind,
+}
+
+impl Offload for Placed {
+    fn policy(&self) -> Option<OffloadPolicy> {
+        Some(self.policy.clone())
+    }
+
+    fn open(&self, site: Site) -> Result<Box<dyn HostPool>> {
+        let arrays = 1 + site.optimizer.state().len();
+        let tier: Box<dyn Tier> = {
+            let _host = site.heap.enter();
+            match self.tier {
+                TierKind::Host => Box::new(MemoryTier::new(&site.lens, arrays)?),
+                TierKind::File => return Err(zf_core::Error::Config("no file tier yet".into())),
+            }
+        };
+        Ok(Box::new(Worker::start(site, tier, self.policy.buffers)?))
+    }
+}
+
+/// The size of a staging buffer where nothing else is said.
+const fn buffer() -> ByteSize {
+    ByteSize(8 << 20)
+}
+
+/// Staging buffers each way where nothing else is said.
+const fn buffers() -> usize {
+    4
+}
+
+/// Checks what both kinds have.
+fn check_buffers(buffer: ByteSize, buffers: usize) -> anyhow::Result<()> {
+    if buffer.0 < 64 {
+        return Err(zf_core::registry::setting("buffer", format!("at least 64 bytes, found {buffer}")));
+    }
+    if !(2..=1024).contains(&buffers) {
+        return Err(zf_core::registry::setting("buffers", format!("from 2 to 1024, found {buffers}")));
+    }
+    Ok(())
+}

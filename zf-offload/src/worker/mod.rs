@@ -1,0 +1,313 @@
+//! The host part of one rank: a thread that owns masters and states, and one that sends what they become.
+
+mod actor;
+mod apply;
+mod progress;
+mod sums;
+mod work;
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use tch::{Kind, Tensor};
+use zf_core::stage::{
+    Arrived, HostPool, HostUpdate, HostWork, Landing, Link, Output, Site, Taken, Tier, Transfer, Way,
+};
+use zf_core::{Error, Result};
+use zf_sys::heap::{Category, tag};
+
+use self::actor::{Actor, Outgoing, Request, State};
+use self::progress::Progress;
+use self::sums::Sums;
+use crate::cores::pin_current_thread;
+use crate::throttle::Throttle;
+
+/// How long a worker may take to answer before it is taken for lost.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// A worker thread with its queues.
+pub struct Worker {
+    name: String,
+    requests: Option<Sender<Request>>,
+    memory: Receiver<Tensor>,
+    arrivals: Receiver<Result<Output>>,
+    landing: Option<Sender<Tensor>>,
+    gives: u64,
+    progress: Arc<Progress>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts the worker of a site, whose states are in `tier`. `buffers` is how many landings it has memory for.
+    ///
+    /// # Errors
+    /// No memory; cores that do not exist; threads that cannot be started.
+    pub fn start(site: Site, tier: Box<dyn Tier>, buffers: usize) -> Result<Self> {
+        let name = format!("the host worker of rank {}", site.rank);
+        let (requests, inbox) = unbounded();
+        let (memory_back, memory) = unbounded();
+        let (outgoing, outbox) = unbounded();
+        let (output_back, outputs) = unbounded();
+        let (arrived, arrivals) = unbounded();
+        let (landing, landings) = unbounded();
+        {
+            let _host = site.heap.enter();
+            let _tag = tag(Category::Buffers);
+            for _ in 0..buffers.max(2) {
+                let memory = site.link.host_memory(site.staging_bytes, Kind::Uint8)?;
+                // The other ends live here and in the worker.
+                let _ = memory_back.send(memory);
+            }
+        }
+        for tensor in site.landing {
+            let _ = landing.send(tensor);
+        }
+        let progress = Arc::new(Progress::default());
+        progress.holds(tier.bytes());
+        let arrays = 1 + site.optimizer.state().len();
+        let threads = site.host.threads.unwrap_or(site.cores.len() / site.world.max(1)).max(1);
+        let actor = Actor {
+            requests: inbox,
+            tier,
+            optimizer: site.optimizer,
+            link: Arc::clone(&site.link),
+            sums: Sums::new(&site.lens, &site.wire),
+            arrays,
+            wire: site.wire,
+            out: site.out,
+            out_bytes: site.staging_bytes,
+            threads,
+            throttle: Throttle::new(site.host.bandwidth.map(|bandwidth| bandwidth.bytes_per_second())),
+            trace: site.trace,
+            progress: Arc::clone(&progress),
+            memory: memory_back,
+            outgoing,
+            outputs,
+            state: State::default(),
+        };
+        let (heap, cores, failed) = (site.heap.clone(), site.cores.clone(), Arc::clone(&progress));
+        let spawn = |name: String,
+                     body: Box<dyn FnOnce() -> Result<()> + Send>,
+                     heap,
+                     cores: Vec<usize>,
+                     failed: Arc<Progress>| {
+            std::thread::Builder::new()
+                .name(name)
+                .spawn(move || guarded(body, &heap, &cores, &failed))
+                .map_err(|error| Error::Engine(format!("cannot start a host thread: {error}")))
+        };
+        let worker = spawn(
+            format!("zf-host-{}", site.rank),
+            Box::new(move || actor.run()),
+            heap.clone(),
+            cores.clone(),
+            Arc::clone(&failed),
+        )?;
+        let (link, errors) = (site.link, arrived.clone());
+        let sender = spawn(
+            format!("zf-send-{}", site.rank),
+            Box::new(move || {
+                send_all(&outbox, &landings, &link, &arrived, &output_back);
+                Ok(())
+            }),
+            heap,
+            cores,
+            failed,
+        )?;
+        drop(errors);
+        Ok(Self {
+            name,
+            requests: Some(requests),
+            memory,
+            arrivals,
+            landing: Some(landing),
+            gives: 0,
+            progress,
+            threads: vec![worker, sender],
+        })
+    }
+
+    fn ask(&self, request: Request) -> Result<()> {
+        let sent = self.requests.as_ref().and_then(|requests| requests.send(request).ok());
+        sent.ok_or_else(|| self.progress.reason(&self.name))
+    }
+
+    /// Asks, and waits for the answer.
+    fn answer<T>(&self, request: impl FnOnce(Sender<T>) -> Request) -> Result<T> {
+        let (reply, answer) = bounded(1);
+        self.ask(request(reply))?;
+        self.wait(&answer)
+    }
+
+    fn wait<T>(&self, answer: &Receiver<T>) -> Result<T> {
+        answer.recv_timeout(PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Timeout => {
+                Error::Engine(format!("{} did not answer within {} s", self.name, PATIENCE.as_secs()))
+            }
+            RecvTimeoutError::Disconnected => self.progress.reason(&self.name),
+        })
+    }
+}
+
+/// Runs a thread's body in the heap of its rank's host memory; an error or a panic is kept for the rank.
+fn guarded(
+    body: Box<dyn FnOnce() -> Result<()> + Send>,
+    heap: &zf_sys::heap::Heap,
+    cores: &[usize],
+    failed: &Progress,
+) {
+    let _heap = heap.enter();
+    let run = || {
+        if !cores.is_empty() {
+            pin_current_thread(cores)?;
+        }
+        tch::set_num_threads(1);
+        body()
+    };
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => failed.fail(error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            failed.fail(format!("panicked: {}", text.as_deref().unwrap_or("no message")));
+        }
+    }
+}
+
+/// Sends outputs to the device, each as soon as there is room.
+fn send_all(
+    outbox: &Receiver<Outgoing>,
+    landings: &Receiver<Tensor>,
+    link: &Arc<dyn Link>,
+    arrived: &Sender<Result<Output>>,
+    back: &Sender<Tensor>,
+) {
+    while let Ok(Outgoing { buffer, ranges, values, bytes }) = outbox.recv() {
+        let Ok(landing) = landings.recv() else { return };
+        let views = (|| Ok((values.f_narrow(0, 0, bytes as i64)?, landing.f_narrow(0, 0, bytes as i64)?)))();
+        let (from, to) = match views {
+            Ok(views) => views,
+            Err(error) => {
+                let _ = arrived.send(Err(error));
+                return;
+            }
+        };
+        let (arrived, back) = (arrived.clone(), back.clone());
+        let done = Box::new(move |result: Result<Arrived>| {
+            // Either end may be gone when the run is over.
+            let _ = back.send(values);
+            let _ = arrived.send(result.map(|_| Output { buffer, ranges, values: landing }));
+        });
+        let label = "parameters".into();
+        // An error is also given to `done`.
+        if link.issue(Transfer { way: Way::ToDevice, from, to, label, moves: false, done }).is_err() {
+            return;
+        }
+    }
+}
+
+impl HostPool for Worker {
+    fn inlet(&self) -> Arc<dyn Fn(Result<Landing>) + Send + Sync> {
+        let requests = self.requests.clone();
+        Arc::new(move |landing| {
+            // A worker that has ended says why when it is asked.
+            if let Some(requests) = &requests {
+                let _ = requests.send(Request::Land(landing));
+            }
+        })
+    }
+
+    fn landing_memory(&mut self, wait: bool) -> Result<Option<Tensor>> {
+        if wait { self.wait(&self.memory).map(Some) } else { Ok(self.memory.try_recv().ok()) }
+    }
+
+    fn update(&mut self, update: HostUpdate) -> Result<()> {
+        self.ask(Request::Update { update, gives: self.gives })
+    }
+
+    fn go(&mut self) -> Result<()> {
+        self.ask(Request::Go)
+    }
+
+    fn output(&mut self) -> Result<Output> {
+        let started = Instant::now();
+        loop {
+            match self.arrivals.recv_timeout(Duration::from_millis(200)) {
+                Ok(output) => return output,
+                Err(RecvTimeoutError::Disconnected) => return Err(self.progress.reason(&self.name)),
+                // The sender outlives a worker that failed.
+                Err(RecvTimeoutError::Timeout) if self.threads.first().is_none_or(JoinHandle::is_finished) => {
+                    return Err(self.progress.reason(&self.name));
+                }
+                Err(RecvTimeoutError::Timeout) if started.elapsed() > PATIENCE => {
+                    let seconds = PATIENCE.as_secs();
+                    return Err(Error::Engine(format!("{} updated nothing within {seconds} s", self.name)));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    fn recycle(&mut self, values: Tensor) {
+        if let Some(landing) = &self.landing {
+            // The sender may have ended; then nobody needs it.
+            let _ = landing.send(values);
+        }
+    }
+
+    fn take(&mut self, elements: &[(usize, Vec<Range<usize>>)], late: bool) -> Result<Taken> {
+        let gives = self.gives;
+        self.answer(|reply| Request::Take { elements: elements.to_vec(), late, gives, reply })
+    }
+
+    fn give(&mut self, elements: Vec<(usize, Vec<Range<usize>>)>) -> Result<Box<dyn FnOnce(Result<Tensor>) + Send>> {
+        self.gives += 1;
+        let requests = self.requests.clone().ok_or_else(|| self.progress.reason(&self.name))?;
+        Ok(Box::new(move |values| {
+            // A worker that has ended says why when it is asked.
+            let _ = requests.send(Request::Give { elements, values });
+        }))
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        self.answer(|reply| Request::Settle { reply })
+    }
+
+    fn read(&mut self, buffer: usize, array: usize, range: Range<usize>, out: &mut [f32]) -> Result<()> {
+        let values = self.answer(|reply| Request::Read { buffer, array, range, reply })?;
+        out.copy_from_slice(&values);
+        Ok(())
+    }
+
+    fn write(&mut self, buffer: usize, array: usize, range: Range<usize>, values: &[f32]) -> Result<()> {
+        self.answer(|reply| Request::Write { buffer, array, range, values: values.to_vec(), reply })
+    }
+
+    fn sums(&mut self, window: u64, landings: u64, buffer: usize) -> Result<Vec<f32>> {
+        self.answer(|reply| Request::Sums { window, landings, buffer, reply })
+    }
+
+    fn set_sums(&mut self, window: u64, buffer: usize, values: Vec<f32>) -> Result<()> {
+        self.answer(|reply| Request::SetSums { window, buffer, values, reply })
+    }
+
+    fn work(&self) -> HostWork {
+        self.progress.work()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // The worker ends when nobody can ask it any more, and the sender with it.
+        (self.requests, self.landing) = (None, None);
+        for thread in self.threads.drain(..) {
+            // A panic was kept by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}
