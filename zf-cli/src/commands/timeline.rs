@@ -157,7 +157,7 @@ mod tests {
         let error = run(&both, None, 0, None, &mut Vec::new()).unwrap_err().to_string();
         assert!(error.ends_with("sweep: no case in it can be drawn"), "{error}");
         assert!(!sweep.join(TIMELINE).exists());
-        run(&[alone.clone()], None, 0, None, &mut Vec::new()).unwrap();
+        run(std::slice::from_ref(&alone), None, 0, None, &mut Vec::new()).unwrap();
         assert!(fs::read_to_string(alone.join(TIMELINE)).unwrap().ends_with("</svg>\n"));
     }
 

@@ -32,8 +32,8 @@ pub(super) fn lane(way: Way) -> Lane {
 /// no earlier than its latency and bandwidth allow.
 ///
 /// Transfers of one direction follow each other; each takes latency + bytes / bandwidth from its issue or from the end of
-/// the one before, whichever is later. A machine that is slower than that makes the link slower: its busy times are
-/// measured, not computed.
+/// the one before, whichever is later. A machine whose copies are slower than that makes the link slower, and its busy
+/// times say so.
 #[derive(Debug)]
 pub struct EmulatedLink {
     shared: Arc<Shared>,
@@ -177,14 +177,15 @@ fn carry(transfer: &Transfer, bytes: u64, issued: Instant, pace: &mut Pace, shar
         return Err(closed());
     }
     let end = pace.next(issued, bytes);
+    let begun = Instant::now();
     // SAFETY: `issue` checked the tensors; whoever issued the transfer leaves them alone until `done`.
     unsafe { check::copy(transfer)? };
+    let copying = begun.elapsed();
     if !precise::wait_until(end, closing) {
         return Err(closed());
     }
-    let now = Instant::now();
-    let since = pace.taken_since(issued, now);
-    shared.trace.record(lane(transfer.way), transfer.label.clone(), None, since, now);
-    shared.counts.add(transfer.way, transfer.moves, bytes, now - since);
+    let (since, free) = pace.held(issued, end, copying);
+    shared.trace.record(lane(transfer.way), transfer.label.clone(), None, since, free);
+    shared.counts.add(transfer.way, transfer.moves, bytes, free - since);
     Ok(())
 }

@@ -14,7 +14,7 @@ pub(super) struct Pace {
     latency: Duration,
     /// When the last transfer ended by the clock.
     end: Option<Instant>,
-    /// When the last transfer ended in truth.
+    /// Until when the last transfer held the direction in truth.
     left: Option<Instant>,
 }
 
@@ -31,12 +31,14 @@ impl Pace {
         end
     }
 
-    /// From when on the direction was taken by the transfer issued at `issued` that ended just `now`. Such times neither
-    /// overlap nor leave out any in which a transfer was on its way.
-    pub(super) fn taken_since(&mut self, issued: Instant, now: Instant) -> Instant {
-        let since = self.left.map_or(issued, |left| left.max(issued)).min(now);
-        self.left = Some(now);
-        since
+    /// From when until when the direction was held by the transfer issued at `issued`, which was to end at `end` and whose
+    /// bytes took `copying` to copy. A copy slower than the link holds it for longer; that a thread is woken late does not.
+    /// Times of different transfers do not overlap.
+    pub(super) fn held(&mut self, issued: Instant, end: Instant, copying: Duration) -> (Instant, Instant) {
+        let since = self.left.map_or(issued, |left| left.max(issued));
+        let left = end.max(since + copying);
+        self.left = Some(left);
+        (since, left)
     }
 }
 
@@ -58,12 +60,15 @@ mod tests {
     }
 
     #[test]
-    fn time_taken_is_counted_once() {
+    fn a_direction_is_held_by_one_transfer_at_a_time() {
         let ms = Duration::from_millis;
         let mut pace = Pace::new("1MB/s".parse().unwrap(), ms(0));
         let zero = Instant::now();
-        assert_eq!(pace.taken_since(zero, zero + ms(10)), zero);
-        assert_eq!(pace.taken_since(zero + ms(5), zero + ms(20)), zero + ms(10));
-        assert_eq!(pace.taken_since(zero + ms(30), zero + ms(40)), zero + ms(30));
+        assert_eq!(pace.held(zero, zero + ms(10), ms(2)), (zero, zero + ms(10)));
+        // A slow copy.
+        assert_eq!(pace.held(zero + ms(5), zero + ms(20), ms(13)), (zero + ms(10), zero + ms(23)));
+        // The clock catches up as far as copies allow.
+        assert_eq!(pace.held(zero + ms(5), zero + ms(22), ms(1)), (zero + ms(23), zero + ms(24)));
+        assert_eq!(pace.held(zero + ms(30), zero + ms(40), ms(1)), (zero + ms(30), zero + ms(40)));
     }
 }

@@ -63,3 +63,31 @@ fn the_device_functions_agree_with_tch() {
     assert!(device::libtorch_version().starts_with("2."));
     assert!(!device::cpu_capability().is_empty());
 }
+
+#[test]
+fn a_side_stream_copies_what_autograd_does_not_see() {
+    use tch::{Kind, no_grad};
+    use zf_sys::autograd::version;
+    use zf_sys::stream::{Stream, pinned};
+
+    let stream = Stream::beside(Device::Cpu).unwrap();
+    let (from, to) = (values(&[100], 0.0), Tensor::zeros([100], F32).set_requires_grad(true));
+    let before = version(&to).unwrap();
+    let copy = stream.copy(&to, &from).unwrap();
+    assert_eq!(copy.query().unwrap(), Some(0.0));
+    assert_eq!(version(&to).unwrap(), before);
+    no_grad(|| assert_same_bits(&to.detach(), &from, "the copy"));
+    assert!(stream.copy(&to, &values(&[99], 0.0)).is_err());
+    assert!(Stream::beside(Device::Mps).is_err());
+    assert!(pinned(1, Kind::ComplexFloat).is_err());
+    if device::cuda_available() {
+        let (stream, host) = (Stream::beside(Device::Cuda(0)).unwrap(), pinned(100, Kind::Float).unwrap());
+        let copy = stream.copy(&host, &from.to_device(Device::Cuda(0))).unwrap();
+        device::synchronize(Device::Cuda(0)).unwrap();
+        assert!(copy.query().unwrap().is_some());
+        assert_same_bits(&host, &from, "the copy from the device");
+    } else {
+        assert!(Stream::beside(Device::Cuda(0)).is_err());
+        assert!(pinned(1, Kind::Float).is_err());
+    }
+}

@@ -101,7 +101,7 @@ impl Timeline {
 
     /// Seconds of `window` in which `lane` had at least one span.
     fn seconds(&self, lane: Lane, window: Range<f64>) -> f64 {
-        rows::flatten(&self.spans, lane, window).iter().map(|segment| segment.end - segment.start).sum()
+        rows::flatten(&self.spans, lane, window).iter().fold(0.0, |sum, segment| sum + (segment.end - segment.start))
     }
 }
 

@@ -6,6 +6,9 @@ use std::ops::Range;
 use super::Span;
 use crate::trace::Lane;
 
+/// Half a nanosecond: the clock has no shorter times, rounding in the file has.
+const NOTHING: f64 = 5e-10;
+
 /// Time with one label, or of several short spans beside each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Segment {
@@ -42,7 +45,7 @@ pub(super) fn flatten(spans: &[Span], lane: Lane, window: Range<f64>) -> Vec<Seg
     let (mut open, mut since, mut row) = (BTreeSet::<usize>::new(), window.start, Vec::<Segment>::new());
     for (time, begins, index) in turns {
         if let Some(&top) = open.last()
-            && since < time
+            && time - since > NOTHING
         {
             row.push(Segment::new(since, time, inside[top].label));
         }

@@ -211,6 +211,11 @@ fn rows_show_the_innermost_span_once() {
     // Three short ones become one, 4..6 and 6..10 stay apart, and 11..12 is short and near.
     assert_eq!(merged, [(1.0, 4.0, 0, 2), (4.0, 6.0, 2, 0), (6.0, 12.0, 0, 1)]);
     assert_eq!(merge(&row, 1e-6).len(), 5);
+    // Two that touch but for the rounding of the file.
+    let touching = flatten(&[span(0, 0.0, 1.0 + 1e-12), span(1, 1.0, 2.0)], Lane::Host, 0.0..9.0);
+    assert_eq!(touching.iter().map(|s| s.label).collect::<Vec<_>>(), [0, 1]);
+    let nested = flatten(&[span(0, 0.0, 2.0), span(1, 1.0, 1.0 + 1e-12), span(2, 1.5, 2.0)], Lane::Host, 0.0..9.0);
+    assert_eq!(nested.iter().map(|s| s.label).collect::<Vec<_>>(), [0, 0, 2]);
 }
 
 #[test]
@@ -237,7 +242,7 @@ fn the_picture_has_a_bar_for_each_span_and_names_the_waits() {
     assert!((forwards[0].0 - 84.0 - pixels).abs() < 0.11, "{forwards:?}");
     assert!((forwards[2].0 - 84.0).abs() < 0.11 && (forwards[2].1 - 2.0 * pixels).abs() < 0.61, "{forwards:?}");
     assert_eq!(svg.matches("class=\"steps\"").count(), 2);
-    assert!(svg.contains("2 steps, 2.00 s a step, device waits 50.0 %"), "{svg}");
+    assert!(svg.contains("2 steps, 2.00 s a step, device waits 50.0 %") && svg.contains("device waits 0.0 %"), "{svg}");
     assert!(svg.contains("time (s)") && !svg.contains(">to host<") && svg.contains(">a step begins<"));
 }
 
