@@ -139,6 +139,7 @@ fn engine(model: &Arc<dyn Model>, weights: &RandomWeights, sequences: i64) -> an
         partitioner: Arc::new(zf_partition::ZeroConfig::stage(0).partitioner()?),
         optimizer: Arc::new(optimizer.rule()?),
         schedule: Arc::new(zf_optim::ConstantConfig::default().schedule()?),
+        offload: None,
     };
     let options = EngineOptions::new(DType::Float32, (sequences * LENGTH) as u64, 1000);
     Ok(Engine::new(model.clone(), stages, options, fabric.connect(0)?, weights)?)

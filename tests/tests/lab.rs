@@ -8,7 +8,7 @@ use zf_comm::{Threads, ThreadsConfig};
 use zf_core::bytes::ByteSize;
 use zf_core::config::Unused;
 use zf_core::data::{BatchPlan, Dataset, Order, OrderKind, Split, assemble};
-use zf_core::engine::{Engine, EngineOptions, Stages, StepReport, run_ranks_on};
+use zf_core::engine::{Engine, EngineOptions, OffloadStages, Stages, StepReport, run_ranks_on};
 use zf_core::layout::DType;
 use zf_core::model::{Batch, Context, IGNORE, Init, LossSum, Model, ParamSpec, UnitSpec};
 use zf_core::random::RandomWeights;
@@ -38,6 +38,8 @@ pub(crate) struct Lab {
     pub(crate) wrap: Option<Wrap>,
     /// Every byte that nobody has written yet reads as NaN, in every type.
     pub(crate) dirty: bool,
+    /// What keeps states off the device.
+    pub(crate) offload: Option<OffloadStages>,
 }
 
 pub(crate) type Wrap = Arc<dyn Fn(Arc<dyn Fabric>) -> Arc<dyn Fabric> + Send + Sync>;
@@ -87,6 +89,7 @@ impl Lab {
             micro: 1,
             wrap: None,
             dirty: false,
+            offload: None,
         }
     }
 
@@ -124,6 +127,7 @@ impl Lab {
             partitioner: Arc::new(self.zero.partitioner().expect("a stage or scopes")),
             optimizer: self.optimizer.clone(),
             schedule: self.schedule.clone(),
+            offload: self.offload.clone(),
         }
     }
 

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use zf_core::checkpoint::{Checkpoint, list};
 use zf_core::config::{self, DeviceKind, Run};
 use zf_core::cores::{self, Cores};
-use zf_core::engine::Stages;
+use zf_core::engine::{OffloadStages, Stages};
 use zf_core::record::METRICS;
-use zf_core::registry::Registry;
-use zf_core::stage::{Fabric, Keeps, OffloadPolicy, Selector};
+use zf_core::registry::{BuildContext, Registry};
+use zf_core::stage::{Fabric, Keeps, OffloadPolicy};
 use zf_core::train::{Resume, Stop, Training};
 use zf_core::{Error, slots};
 
@@ -124,25 +124,7 @@ fn training_on(
     let model = run.build::<slots::Model>(registry, &context)?;
     context.model_folder = model.folder.clone();
     context.vocabulary = Some(model.model.vocabulary());
-    let offload = run.build::<slots::Offload>(registry, &context)?;
-    let policy = offload.policy();
-    without_effect(run, policy.as_ref())?;
-    let selector: Arc<dyn Selector> = Arc::from(match run.given("select") {
-        true => run.build::<slots::Select>(registry, &context)?,
-        false => registry.build::<slots::Select>(&toml::Table::new(), &context)?,
-    });
-    let links = match &run.device.link {
-        Some(link) => {
-            link.build("link", &context).map_err(|error| run.error_at("device.link", &format!("{error:#}")))?
-        }
-        None => zf_offload::link::natural(),
-    };
-    let cores = match policy {
-        Some(_) if run.device.kind == DeviceKind::Emulated || run.host.cores.is_some() => {
-            cores::split_with(fabric.local_ranks().len(), run.host.cores.as_deref().unwrap_or(&[]))?
-        }
-        _ => Cores::default(),
-    };
+    let (offload, cores) = offload(run, registry, &context, fabric.local_ranks().len())?;
     Ok(Training {
         run: run.run.clone(),
         device: run.device.clone(),
@@ -153,8 +135,6 @@ fn training_on(
             optimizer: run.build::<slots::Optim>(registry, &context)?,
             schedule: run.build::<slots::Schedule>(registry, &context)?,
             offload,
-            selector,
-            links,
         },
         host: run.host.clone(),
         cores,
@@ -167,6 +147,37 @@ fn training_on(
         resume,
         stop,
     })
+}
+
+/// The stages that keep states off the devices of `ranks` ranks, with the cores of devices and host work.
+fn offload(
+    run: &Run,
+    registry: &Registry,
+    context: &BuildContext,
+    ranks: usize,
+) -> anyhow::Result<(Option<OffloadStages>, Cores)> {
+    let offload = run.build::<slots::Offload>(registry, context)?;
+    let policy = offload.policy();
+    without_effect(run, policy.as_ref())?;
+    if policy.is_none() {
+        return Ok((None, Cores::default()));
+    }
+    let selector = match run.given("select") {
+        true => run.build::<slots::Select>(registry, context)?,
+        false => registry.build::<slots::Select>(&toml::Table::new(), context)?,
+    };
+    let links = match &run.device.link {
+        Some(link) => {
+            link.build("link", context).map_err(|error| run.error_at("device.link", &format!("{error:#}")))?
+        }
+        None => zf_offload::link::natural(),
+    };
+    let cores = match &run.host.cores {
+        Some(host) => cores::split_with(ranks, host)?,
+        None if run.device.kind == DeviceKind::Emulated => cores::split(ranks)?,
+        None => Cores::default(),
+    };
+    Ok((Some(OffloadStages { offload, selector: Arc::from(selector), links }), cores))
 }
 
 /// Refuses sections that have no effect on the run.

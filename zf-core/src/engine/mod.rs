@@ -22,7 +22,7 @@ mod update;
 pub(crate) use launch::text as panic_text;
 pub use launch::{Rank, run_ranks, run_ranks_on};
 pub use offload::{OffloadReport, Saved};
-pub use options::{EngineOptions, Stages};
+pub use options::{EngineOptions, OffloadStages, Stages};
 pub use state::{Progress, StateSource};
 pub use step::StepReport;
 
@@ -118,7 +118,7 @@ impl Engine {
         }
         let (when, plan) = grad_plan(&options, &layout);
         let states = stages.optimizer.state().len();
-        let here = stages.offload.policy().is_none();
+        let here = stages.offload_policy().is_none();
         let flats = layout
             .flats
             .iter()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::config::{Accumulate, HostSection, ReduceWhen, Unused};
 use crate::layout::DType;
 use crate::loss_scale::LossScaleConfig;
-use crate::stage::{Links, Offload, Optimizer, Partitioner, Schedule, Selector};
+use crate::stage::{Links, Offload, OffloadPolicy, Optimizer, Partitioner, Schedule, Selector};
 use crate::trace::Trace;
 
 /// The stages of one engine. They hold no state, so that all ranks share them.
@@ -17,12 +17,26 @@ pub struct Stages {
     pub optimizer: Arc<dyn Optimizer>,
     /// The learning rate over time.
     pub schedule: Arc<dyn Schedule>,
-    /// Which states leave the device.
+    /// What keeps masters and states off the device; none: they stay.
+    pub offload: Option<OffloadStages>,
+}
+
+/// The stages of an offload.
+#[derive(Debug, Clone)]
+pub struct OffloadStages {
+    /// Which states leave the device, and when they are updated.
     pub offload: Arc<dyn Offload>,
-    /// Which columns an offload keeps on the device.
+    /// Which columns stay, where the offload keeps chosen ones.
     pub selector: Arc<dyn Selector>,
     /// The links between devices and host.
     pub links: Arc<dyn Links>,
+}
+
+impl Stages {
+    /// What the engine has to know of the offload, if there is one.
+    pub fn offload_policy(&self) -> Option<OffloadPolicy> {
+        self.offload.as_ref().and_then(|stages| stages.offload.policy())
+    }
 }
 
 impl std::fmt::Debug for Stages {

@@ -14,7 +14,7 @@ use zf_core::Result;
 use zf_core::bytes::ByteSize;
 use zf_core::stage::{HostPool, Offload, OffloadPolicy, Site, Tier};
 
-use crate::tier::MemoryTier;
+use crate::tier::{FileSettings, FileTier, MemoryTier};
 use crate::worker::Worker;
 
 /// Where masters and states lie that are not on the device.
@@ -46,7 +46,10 @@ impl Offload for Placed {
             let _host = site.heap.enter();
             match self.tier {
                 TierKind::Host => Box::new(MemoryTier::new(&site.lens, arrays)?),
-                TierKind::File => return Err(zf_core::Error::Config("no file tier yet".into())),
+                TierKind::File => {
+                    let folder = site.folder.join("states");
+                    Box::new(FileTier::new(&folder, &site.lens, arrays, &FileSettings::default())?)
+                }
             }
         };
         Ok(Box::new(Worker::start(site, tier, self.policy.buffers)?))

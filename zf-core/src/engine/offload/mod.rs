@@ -35,7 +35,7 @@ use self::split::Split;
 pub use self::states::Saved;
 use super::core::Core;
 use super::flat::{FlatState, int, narrow};
-use super::options::{EngineOptions, Stages};
+use super::options::{EngineOptions, OffloadStages, Stages};
 use super::update::SlotHyper;
 use crate::layout::{DType, Layout};
 use crate::stage::{
@@ -154,14 +154,15 @@ impl Offloading {
         flats: &[FlatState],
         transport: &dyn Transport,
     ) -> Result<Option<Self>> {
-        let Some(policy) = stages.offload.policy() else { return Ok(None) };
+        let Some(OffloadStages { offload, selector, links }) = &stages.offload else { return Ok(None) };
+        let Some(policy) = offload.policy() else { return Ok(None) };
         if stages.optimizer.needs() != Needs::Elements {
             return Err(Error::Config(
                 "`offload`: this update rule looks at whole tensors, which an offload cuts; take adamw, sgd or lion"
                     .into(),
             ));
         }
-        let selector = (policy.keeps == Keeps::Chosen).then(|| stages.selector.clone_box());
+        let selector = (policy.keeps == Keeps::Chosen).then(|| selector.clone_box());
         check(&policy, selector.as_ref().map(|selector| selector.every()), options.exact)?;
         let axis = selector.as_ref().map_or_else(Default::default, |selector| selector.axis());
         let arrays = 1 + stages.optimizer.state().len();
@@ -185,14 +186,14 @@ impl Offloading {
         };
         let wire: Vec<Kind> = layout.flats.iter().map(|flat| wire(flat.dtype)).collect();
         let bytes = policy.buffer_bytes.min(lens.iter().max().map_or(0, |len| len * 4)).max(64).next_multiple_of(8);
-        let link = stages.links.open(rank, device, &options.host_cores, &options.trace)?;
+        let link = links.open(rank, device, &options.host_cores, &options.trace)?;
         let landing = {
             let _tag = tag(Category::Buffers);
             let buffer = |_| Ok::<_, Error>(Tensor::f_empty([int(bytes)?], (Kind::Uint8, device))?);
             (0..policy.buffers.max(2)).map(buffer).collect::<Result<Vec<_>>>()?
         };
         let heap = Heap::new(format!("host of rank {rank}"))?;
-        let pool = stages.offload.open(Site {
+        let pool = offload.open(Site {
             rank,
             world: transport.world(),
             device,
