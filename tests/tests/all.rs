@@ -1,5 +1,6 @@
 //! Tests across crates, one binary.
 
+mod ablate;
 mod build;
 mod emulated;
 mod exact;

@@ -33,6 +33,20 @@ pub(crate) enum Command {
         #[arg(long, value_name = "auto|DIR")]
         resume: Option<String>,
     },
+    /// Run all cases of a sweep one after the other and compare each with a baseline
+    Ablate {
+        /// The sweep: a run file with a section [sweep]
+        sweep: PathBuf,
+        /// Override one key of the run file in all cases
+        #[arg(short = 'o', value_name = "KEY=VALUE")]
+        overrides: Vec<String>,
+        /// The folder of all runs and results; by default runs/<file>-<date>
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Go on with the sweep in --out: what is done stays, what was interrupted goes on
+        #[arg(long, requires = "out")]
+        resume: bool,
+    },
     /// Start processes on this machine, each one rank of a run whose transport is `c10d`
     Launch {
         /// Number of processes
@@ -173,6 +187,9 @@ impl Command {
         match self {
             Self::Train { run, overrides, out, resume } => {
                 commands::train::run(&run, &overrides, out.as_deref(), resume.as_deref())
+            }
+            Self::Ablate { sweep, overrides, out: folder, resume } => {
+                commands::ablate::run(&sweep, &overrides, folder.as_deref(), resume, out)
             }
             Self::Launch { processes, timeout, command } => {
                 commands::launch::run(processes, std::time::Duration::from_secs(timeout), command)

@@ -68,6 +68,7 @@ pub mod commands;
 mod exit;
 mod open;
 mod presets;
+mod process;
 mod progress;
 
 use std::io::IsTerminal;

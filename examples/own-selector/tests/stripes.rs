@@ -81,7 +81,7 @@ fn wrong_settings_show_the_line() {
         ("kind = 'topk'\nevery = { turnover = 2 }", "own.toml:10:22: `every.turnover` in [select] topk: must be"),
     ] {
         let run = Run::from_toml_str(&format!("{rest}{lines}\n"), "own.toml").expect("the form is right");
-        let error = run.build::<slots::Select>(registry, &run.context()).err().expect(lines).to_string();
+        let error = run.build::<slots::Select>(registry, &run.context()).expect_err(lines).to_string();
         assert!(error.starts_with(expected), "{error}");
     }
     let error = Run::from_toml_str(&format!("{rest}kind = 'stripes'\nn = 2\nratio = 0.1\n"), "own.toml");

@@ -3,17 +3,17 @@
 use std::fmt;
 use std::io::{BufRead, BufReader, Write, stderr};
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rustix::process::{
-    Pid, Signal, getpid, getppid, kill_process, kill_process_group, set_parent_process_death_signal,
-};
+use rustix::process::{Pid, Signal, kill_process_group};
 use zf_core::Error;
+
+use crate::process;
 
 const MOST: usize = 1024;
 const POLL: Duration = Duration::from_millis(20);
@@ -118,20 +118,12 @@ impl Launch {
         for name in ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"] {
             command.env_remove(name);
         }
-        // A group of its own: the terminal's signals come here alone and are passed on once.
-        command.stdin(Stdio::null()).process_group(0);
+        // The terminal's signals come here alone and are passed on once.
+        command.stdin(Stdio::null());
         if rank > 0 {
             command.stdout(Stdio::null()).stderr(Stdio::piped());
         }
-        let launcher = getpid();
-        // SAFETY: between fork and exec only two system calls are made.
-        unsafe {
-            command.pre_exec(move || {
-                set_parent_process_death_signal(Some(Signal::KILL))?;
-                // The launcher may have died before.
-                if getppid() == Some(launcher) { Ok(()) } else { Err(std::io::ErrorKind::BrokenPipe.into()) }
-            });
-        }
+        process::tie(&mut command, Signal::KILL);
         command
     }
 }
@@ -197,15 +189,7 @@ impl Ranks {
     }
 
     fn send(&self, signal: i32) {
-        let signal = match signal {
-            signal_hook::consts::SIGINT => Signal::INT,
-            signal_hook::consts::SIGHUP => Signal::HUP,
-            _ => Signal::TERM,
-        };
-        for process in &self.0 {
-            // One that has just ended needs none.
-            let _ = kill_process(Pid::from_child(&process.child), signal);
-        }
+        self.0.iter().for_each(|process| process::pass_on(signal, &process.child));
     }
 
     /// Kills them with whatever they have started: each leads a process group.

@@ -1,5 +1,6 @@
 //! One module a command, each a library function.
 
+pub mod ablate;
 pub mod compare;
 pub mod completions;
 pub mod doctor;

@@ -231,7 +231,7 @@ fn newest_whole(root: &Path) -> Result<Option<PathBuf>, Error> {
 }
 
 /// Refuses a run folder that cannot be one before anything is loaded for it.
-fn creatable(folder: &Path) -> Result<(), Error> {
+pub(super) fn creatable(folder: &Path) -> Result<(), Error> {
     match folder.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir()) {
         None => Ok(()),
         Some(file) => Err(Error::Config(format!(
@@ -249,7 +249,7 @@ fn overwritable(folder: &Path) -> Result<bool, Error> {
 }
 
 /// `runs/<file>-<date>`, with a number where that exists.
-fn default_folder(name: &str) -> PathBuf {
+pub(super) fn default_folder(name: &str) -> PathBuf {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
     let (year, month, day) = zf_core::calendar::date(now / 86400);
     let (hour, minute, second) = (now / 3600 % 24, now / 60 % 60, now % 60);

@@ -122,10 +122,17 @@ impl<'a> Sweep<'a> {
         let run = loader
             .finish()
             .and_then(|layers| Run::new(layers, self.file.display().to_string(), base, self.loader.registry()));
-        run.map_err(|error| match error {
-            Error::Config(text) => Error::Config(format!("{text}\n   in case `{}`", case.name)),
+        run.map_err(|error| case.blame(error))
+    }
+}
+
+impl Case {
+    /// An error of the case's run with the case's name.
+    pub fn blame(&self, error: Error) -> Error {
+        match error {
+            Error::Config(text) => Error::Config(format!("{text}\n   in case `{}`", self.name)),
             other => other,
-        })
+        }
     }
 }
 

@@ -165,13 +165,15 @@ fn columns_from_a_file() {
         fs::write(folder.path().join("columns.json"), text).expect("written");
         build_in("kind = 'fixed'\npath = 'columns.json'", &BuildContext::new(folder.path()))
     };
-    let mut selector = with(r#"{"a": [0, 2, 7], "b": [], "c": [4294967295]}"#).expect("valid");
+    let mut selector = with(r#"{"a": [0, 2, 7], "b": [], "c": [7, 4294967295], "d": [8]}"#).expect("valid");
     assert!(selector.score().is_none());
     let mut choose =
         |name: &str| selector.choose(&Candidates { name, columns: 8, scores: &[], previous: &[], update: 9 });
     assert_eq!(choose("a").expect("listed"), [0, 2, 7]);
     assert_eq!(choose("b").expect("listed"), [0; 0]);
     assert_eq!(choose("not listed").expect("none"), [0; 0]);
+    let error = choose("d").expect_err("one too far").to_string();
+    assert!(error.contains("column 8 of `d`, which has columns 0 to 7"), "{error}");
     let error = choose("c").expect_err("out of range").to_string();
     assert!(
         error.ends_with(
@@ -192,7 +194,7 @@ fn columns_from_a_file() {
         (r#"{"a": [1, 3, 3]}"#, "the columns of `a` must ascend without repetition, found 3 after 3"),
         (r#"{"ok": [1], "b": [5, 1]}"#, "the columns of `b` must ascend without repetition, found 1 after 5"),
     ] {
-        let error = with(text).err().expect(text).to_string();
+        let error = with(text).expect_err(text).to_string();
         assert!(error.starts_with("`path` in [select] fixed: "), "{error}");
         assert!(error.contains("columns.json: ") && error.contains(expected), "{text}: {error}");
     }

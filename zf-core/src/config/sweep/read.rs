@@ -67,7 +67,7 @@ pub(super) fn section(node: &Node, loader: &Loader<'_>) -> Result<Section> {
             }
             "expect" => section.expect = Some(expect(node, loader)?),
             "case" => section.named = cases(node, loader)?,
-            _ => axes(&mut section.axes, &mut Vec::new(), key, node, loader)?,
+            _ => axes(&mut section.axes, &[], key, node, loader)?,
         }
     }
     let longest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0);
@@ -106,13 +106,13 @@ pub(super) fn insert(tree: &mut Tree, path: &[String], node: Node) -> Result<(),
 }
 
 /// The lists under one key of `[sweep]`, which may be a table of them (`[sweep.partition]`).
-fn axes(axes: &mut Vec<Axis>, above: &mut Vec<String>, key: &str, node: &Node, loader: &Loader<'_>) -> Result<()> {
-    let mut path = above.clone();
+fn axes(axes: &mut Vec<Axis>, above: &[String], key: &str, node: &Node, loader: &Loader<'_>) -> Result<()> {
+    let mut path = above.to_owned();
     path.extend(parts(key, node, loader)?);
     let shown = path.join(".");
     match &node.body {
         Body::Table(table) if !table.0.is_empty() => {
-            return table.0.iter().try_for_each(|(key, node)| self::axes(axes, &mut path, key, node, loader));
+            return table.0.iter().try_for_each(|(key, node)| self::axes(axes, &path, key, node, loader));
         }
         Body::Array(values) if values.is_empty() => {
             return Err(loader.fail(
