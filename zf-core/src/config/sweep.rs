@@ -111,7 +111,7 @@ impl<'a> Sweep<'a> {
     pub fn run(&self, case: &Case, seed: Option<u64>) -> Result<Run> {
         let mut layer = case.layer.clone();
         if let Some((seed, mark)) = seed.and_then(|seed| self.seeds.iter().find(|(known, _)| *known == seed)) {
-            let value = i64::try_from(*seed).map_or(toml::Value::Float(f64::INFINITY), toml::Value::Integer);
+            let value = toml::Value::Integer(seed.cast_signed());
             let path = ["run".to_owned(), "seed".to_owned()];
             // What stands in the way can only be a `run` that is no section, which is refused below.
             let _ = insert(&mut layer, &path, Node::leaf(value, mark.clone()));

@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -18,7 +18,7 @@ use crate::process;
 const POLL: Duration = Duration::from_millis(20);
 
 /// Between two looks at the progress.
-const TICKS: u32 = 10;
+const TICK: Duration = Duration::from_millis(200);
 
 /// Bytes at the end of a log in which its last words are looked for.
 const TAIL: u64 = 8 << 10;
@@ -74,7 +74,8 @@ pub(super) fn train(
     let program = command.get_program().to_owned();
     let child = command.spawn().map_err(|error| Error::io(program, error))?;
     let mut child = Guard(child);
-    for count in 0_u32.. {
+    let mut looked: Option<Instant> = None;
+    loop {
         for signal in interrupts.new_ones() {
             // A run knows two signals that ask for a checkpoint.
             process::pass_on(if signal == SIGINT { SIGINT } else { SIGTERM }, &child.0);
@@ -82,12 +83,12 @@ pub(super) fn train(
         if let Some(status) = child.0.try_wait().map_err(|error| Error::io(job.file(), error))? {
             return Ok(ended(status));
         }
-        if count.is_multiple_of(TICKS) {
+        if looked.is_none_or(|at| at.elapsed() >= TICK) {
             tick();
+            looked = Some(Instant::now());
         }
         std::thread::sleep(POLL);
     }
-    Ok(Ended::Badly("ran for years".to_owned()))
 }
 
 /// The last error in a log, or else its last line; at most some lines.

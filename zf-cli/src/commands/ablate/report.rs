@@ -28,12 +28,16 @@ pub(super) fn write_files(ablation: &Ablation, folder: &Path) -> Result<(), Erro
 
 /// Prints a table of cases, and what is wrong with which.
 pub(super) fn print(ablation: &Ablation, folder: &Path, out: &mut dyn Write) -> anyhow::Result<()> {
-    let validates = ablation.cases.iter().any(|case| case.mean.is_some_and(|mean| mean.validation_loss.is_some()));
+    let means = || ablation.cases.iter().filter_map(|case| case.mean);
+    let validates = means().any(|mean| mean.validation_loss.is_some());
+    let links = means().any(|mean| mean.link_bytes > 0.0);
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     let mut header = vec!["case", "step (mean)", "(median)", "speed", "final loss"];
     header.extend(validates.then_some("validation"));
-    header.extend(["losses differ", "stall", "device peak", "ranks / step", "link / step", "verdict"]);
+    header.extend(["losses differ", "stall", "device peak", "ranks / step"]);
+    header.extend(links.then_some("link / step"));
+    header.push("verdict");
     table.set_header(&header);
     for case in &ablation.cases {
         let mut row = vec![case.name.clone()];
@@ -53,7 +57,9 @@ pub(super) fn print(ablation: &Ablation, folder: &Path, out: &mut dyn Write) -> 
         row.push(figure(&|f| format!("{:.1} %", 100.0 * f.stall_share)));
         row.push(figure(&|f| bytes(f.device_peak as u64)));
         row.push(figure(&|f| bytes(f.comm_bytes as u64)));
-        row.push(figure(&|f| bytes(f.link_bytes as u64)));
+        if links {
+            row.push(figure(&|f| bytes(f.link_bytes as u64)));
+        }
         row.push(verdict(case));
         table.add_row(row);
     }
