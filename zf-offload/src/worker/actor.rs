@@ -323,7 +323,7 @@ impl Actor {
             }
             Request::Sums { window, buffer, reply, .. } => {
                 let complete = self.state.present.as_ref().is_some_and(|present| present.window == window);
-                let _ = reply.send(self.sums.copy(complete, buffer)?);
+                let _ = reply.send(self.sums.copy(complete, window, buffer)?);
             }
             Request::SetSums { window, buffer, values, reply } => {
                 self.sums.keep(window, buffer, values)?;

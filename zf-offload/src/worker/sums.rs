@@ -98,8 +98,11 @@ impl Sums {
         Ok(slice::<f32>(array(&mut self.complete[buffer], self.lens[buffer])?)?)
     }
 
-    /// A copy of what grows, or is complete.
-    pub(super) fn copy(&mut self, complete: bool, buffer: usize) -> Result<Vec<f32>> {
+    /// A copy of what `window` has, which is complete or grows, or is that of a resumed run and has not begun to grow.
+    pub(super) fn copy(&mut self, complete: bool, window: u64, buffer: usize) -> Result<Vec<f32>> {
+        if let Some(kept) = self.kept.get(&window).and_then(|kept| kept.get(&buffer)) {
+            return Ok(kept.clone());
+        }
         let arrays = if complete { &mut self.complete } else { &mut self.growing };
         Ok(slice::<f32>(array(&mut arrays[buffer], self.lens[buffer])?)?.to_vec())
     }
