@@ -10,6 +10,8 @@ mod kinds;
 mod lab;
 mod ledger;
 mod lifecycle;
+mod offload_life;
+mod offload;
 mod optimizers;
 mod plan;
 mod random;

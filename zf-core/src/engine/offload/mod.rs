@@ -78,6 +78,8 @@ pub(crate) struct Offloading {
     lr_sum: f64,
     /// Whether the pending update waits for the next choice of columns.
     held: bool,
+    /// The window of the newest update that is to arrive: its gradients leave before anybody waits for it.
+    awaited: u64,
 }
 
 /// What of an update is to come, by flat.
@@ -255,6 +257,7 @@ impl Offloading {
             submitted: None,
             lr_sum: 0.0,
             held: false,
+            awaited: 0,
         }))
     }
 
@@ -421,6 +424,7 @@ impl Offloading {
         self.pool.update(update)?;
         (self.held, self.submitted) = (hold, Some(submitted));
         let visible = if asynchronous { self.pending.replace(expected) } else { Some(expected) };
+        self.awaited = if asynchronous { window.saturating_sub(1) } else { window };
         self.oldest = length;
         visible.iter().for_each(|expected| self.arriving.add(expected));
         Ok(())
