@@ -209,6 +209,7 @@ impl Actor {
         }
         if done {
             self.state.present = None;
+            self.sums.release();
             self.send();
             self.progress.holds(self.tier.bytes());
         }

@@ -422,6 +422,8 @@ impl Offloading {
             self.outbox.pack_all_of(None, &mut *self.pool, &self.link, &core.trace)?;
         }
         self.pool.update(update)?;
+        // Sums of the device begin to cross the link at once.
+        self.pump()?;
         (self.held, self.submitted) = (hold, Some(submitted));
         let visible = if asynchronous { self.pending.replace(expected) } else { Some(expected) };
         self.awaited = if asynchronous { window.saturating_sub(1) } else { window };
