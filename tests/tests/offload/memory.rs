@@ -28,9 +28,9 @@ fn held(lab: &Lab) -> Vec<Held> {
     let seen = lab.run(|mut bench| {
         for _ in 0..5 {
             bench.step()?;
+            // Waits for what is on its way.
+            let _ = bench.engine.state_hash()?;
         }
-        // Waits for what is on its way.
-        let _ = bench.engine.state_hash()?;
         let live = bench.heap.stats().live;
         let host = bench.engine.host_heap().map(|heap| heap.stats()).unwrap_or_default();
         Ok(Held {
@@ -93,7 +93,11 @@ fn the_device_holds_parameters_and_chosen_columns() {
         let plain = held(&lab);
         let on_host = held(&zenflow(AccumulateOn::Host).of(&lab));
         let parameters = sum(&on_host, |held| held.parameters);
-        assert!((2 * all * copies..=2 * (all + padding) * copies).contains(&parameters), "{parameters} {all} {}", lab.case());
+        assert!(
+            (2 * all * copies..=2 * (all + padding) * copies).contains(&parameters),
+            "{parameters} {all} {}",
+            lab.case()
+        );
         assert_eq!(sum(&on_host, |held| held.optimizer), 12 * here, "{}", lab.case());
         let most = n * (BUFFERS as i64) * 2 * BUFFER as i64;
         let more = sum(&on_host, |held| held.buffers) - sum(&plain, |held| held.buffers);

@@ -67,7 +67,9 @@ impl Counted {
                 weights.iter().map(|(name, both)| count(both) as u64 * column(of(name))).sum::<u64>()
             };
             let chosen = sum(&|[_, now]| now.len());
-            rest.push(specs.iter().filter(|spec| spec.shape.len() == 2).map(|spec| spec.numel() as u64).sum::<u64>() - chosen);
+            rest.push(
+                specs.iter().filter(|spec| spec.shape.len() == 2).map(|spec| spec.numel() as u64).sum::<u64>() - chosen,
+            );
             let now = step.is_multiple_of(every);
             promoted.push(if now { sum(&|[before, now]| beyond(now, before)) } else { 0 });
             demoted.push(if now { sum(&|[before, now]| beyond(before, now)) } else { 0 });
@@ -135,7 +137,8 @@ fn all_ranks_carry_the_formula() {
         let (ran, counted) = case.train();
         let (steps, [least, most]) = formula(&case, &counted);
         let times = if stage == 0 { 2 } else { 1 };
-        let sum = |of: &dyn Fn(&LinkBytes) -> u64| ran.summary.per_rank.iter().map(|rank| of(&rank.link_bytes)).sum::<u64>();
+        let sum =
+            |of: &dyn Fn(&LinkBytes) -> u64| ran.summary.per_rank.iter().map(|rank| of(&rank.link_bytes)).sum::<u64>();
         let whole = |of: &dyn Fn(&LinkBytes) -> u64| times * steps.iter().map(of).sum::<u64>();
         assert_eq!(sum(&|bytes| bytes.to_host), whole(&|bytes| bytes.to_host), "stage {stage}: gradients");
         assert_eq!(sum(&|bytes| bytes.moves), whole(&|bytes| bytes.moves), "stage {stage}: moves");

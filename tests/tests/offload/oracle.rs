@@ -167,7 +167,8 @@ impl Weight {
     /// Makes what is pending visible, unless its column was chosen meanwhile.
     fn reveal(&mut self, rules: &Rules) {
         if let Some(pending) = self.pending.take() {
-            let still: Vec<bool> = pending.columns.iter().zip(&self.chosen).map(|(on, chosen)| *on && !chosen).collect();
+            let still: Vec<bool> =
+                pending.columns.iter().zip(&self.chosen).map(|(on, chosen)| *on && !chosen).collect();
             self.show(&still, &pending.made.expect("made at the beginning of the window"), rules);
         }
         if let Some(late) = self.late.take() {
@@ -323,7 +324,11 @@ pub(super) fn simulate(lab: &Lab, rules: &Rules, norms: &[f64]) -> Outcome {
         (lr_sum, last_factor) = (lr_sum + rate, rate);
         position += 1;
         let (length, delayed) = if warmup > 0 { (1, false) } else { (rules.interval, rules.asynchronous) };
-        if warmup > 0 { warmup -= 1 } else { update += 1 }
+        if warmup > 0 {
+            warmup -= 1
+        } else {
+            update += 1
+        }
         if position == length {
             let rate = if rules.mean_lr { lr_sum / length as f64 } else { rate };
             end_window(&mut weights, length, rate, delayed, rules);

@@ -10,9 +10,7 @@ use zf_core::Result;
 use zf_core::bytes::ByteSize;
 use zf_core::engine::OffloadStages;
 use zf_core::layout::DType;
-use zf_core::stage::{
-    HostPool, Link, Links, Offload, OffloadPolicy, Site, Span, Tier, TierBytes, Traffic, Transfer,
-};
+use zf_core::stage::{HostPool, Link, Links, Offload, OffloadPolicy, Site, Span, Tier, TierBytes, Traffic, Transfer};
 use zf_core::trace::Trace;
 use zf_offload::link::EmulatedConfig;
 use zf_offload::tier::MemoryTier;

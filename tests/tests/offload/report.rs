@@ -55,7 +55,11 @@ fn turnover_of_the_chosen() {
             assert_eq!(record.turnover, expected, "{offload}, step {}", record.step);
             some += usize::from(expected.is_some_and(|part| 0.0 < part && part < 1.0));
         }
-        assert_eq!(ran.records[usize::try_from(warmup).expect("few")].turnover, Some(1.0), "the first choice is all new");
+        assert_eq!(
+            ran.records[usize::try_from(warmup).expect("few")].turnover,
+            Some(1.0),
+            "the first choice is all new"
+        );
         assert!(some > 0, "{offload}: the choice changes in part");
     }
 }

@@ -75,7 +75,8 @@ fn a_look_at_parameters() {
                 let masters = bench.masters()?;
                 for name in &names {
                     let seen = bench.engine.parameter(name)?.to_kind(Kind::Float).view([-1]);
-                    let expected = tch::Tensor::from_slice(of(&masters, name)).to_kind(dtype.kind()).to_kind(Kind::Float);
+                    let expected =
+                        tch::Tensor::from_slice(of(&masters, name)).to_kind(dtype.kind()).to_kind(Kind::Float);
                     assert!(seen == expected, "{dtype:?}: {name}");
                 }
                 bench.engine.state_hash()
@@ -121,8 +122,8 @@ fn other_offloads_in_mid_run() {
     let known = drained(&plain, 8);
     let offloads = [
         host(&plain, |_| {}),
-        Zenflow::new(0.3, 1, 1).synchronous().of(&plain),
         Zenflow::new(1.0, 4, 4).of(&plain),
+        Zenflow::new(0.3, 1, 1).synchronous().of(&plain),
         plain.clone(),
     ];
     let ran = plain.run(|mut bench| {
