@@ -19,11 +19,11 @@ export CARGO_TARGET_DIR := $(CURDIR)/$(TARGET)
 ZF := $(TARGET)/release/zf
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test smollm2 bench bench-peer accept clean prerequisites libtorch data
+.PHONY: help build demo test smollm2 bench bench-peer bench-quality accept clean prerequisites libtorch data
 
 help: ## this list
 	@echo "make targets:"
-	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
 
 build: libtorch ## the program, target/release/zf
 	$(CARGO) build --release $(CARGO_FLAGS) -p zf-cli
@@ -59,6 +59,9 @@ bench: libtorch ## the benchmarks
 
 bench-peer: build ## beside PyTorch's FSDP2, which is installed into the cache folder; twelve minutes on a quiet machine
 	$(PYTHON) benchmarks/fsdp2.py --zf $(ZF) $(BENCH_FLAGS)
+
+bench-quality: build data ## what ZenFlow keeps of AdamW's gain; fifteen minutes of one core; goes on where it stopped
+	$(PYTHON) benchmarks/quality.py --zf $(ZF) $(QUALITY_FLAGS)
 
 accept: build data ## the long checks, with figures in docs/accept.md; goes on where it stopped
 	$(PYTHON) scripts/accept.py $(ACCEPT_FLAGS)
