@@ -172,7 +172,15 @@ fn offload(
         }
         None => zf_offload::link::natural(),
     };
+    if let Some(threads) = run.host.threads.filter(|threads| !(1..=1024).contains(threads)) {
+        return Err(run.error_at("host.threads", &format!("must be from 1 to 1024, found {threads}")).into());
+    }
     let cores = match &run.host.cores {
+        Some(host) if host.is_empty() => {
+            return Err(run
+                .error_at("host.cores", "names no core; take it out to leave the choice to the program")
+                .into());
+        }
         Some(host) => cores::split_with(ranks, host)?,
         None if run.device.kind == DeviceKind::Emulated => cores::split(ranks)?,
         None => Cores::default(),

@@ -79,7 +79,7 @@ pub enum LearningRate {
 
 /// Steps of a window.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number of steps, \"auto\", or { replay = \"FILE\" }")]
 pub enum IntervalConfig {
     /// So many.
     Fixed(u64),
