@@ -63,6 +63,8 @@ pub(super) struct Actor {
     pub(super) out: Vec<DType>,
     pub(super) out_bytes: usize,
     pub(super) threads: usize,
+    /// Whether the gradients' sizes are wanted.
+    pub(super) measures: bool,
     pub(super) throttle: Throttle,
     pub(super) trace: Trace,
     pub(super) progress: Arc<Progress>,
@@ -166,7 +168,7 @@ impl Actor {
         let started = Instant::now();
         let (throttle, sums) = (&self.throttle, &mut self.sums);
         throttle.spend(bytes as u64, || sums.land(&landing))?;
-        self.progress.worked(started, 0);
+        self.progress.added(started);
         self.trace.record(Lane::Host, "add gradients", None, started, Instant::now());
         // The rank may be gone.
         let _ = self.memory.send(landing.values);
@@ -252,7 +254,8 @@ impl Actor {
             let grads = self.sums.complete(buffer)?;
             let out = Some((&out, self.out[buffer]));
             self.throttle.spend(bytes as u64, || apply::update(tier, optimizer, &now, grads, out, threads))?;
-            self.progress.worked(started, elements as u64);
+            let absolute = if self.measures { absolute(&now, self.sums.complete(buffer)?) } else { 0.0 };
+            self.progress.updated(started, elements as u64, absolute);
             self.trace.record(Lane::Host, "update", None, started, Instant::now());
         }
         Ok(())
@@ -394,4 +397,10 @@ impl Actor {
         }
         Ok(())
     }
+}
+
+/// The sum of the absolute gradients of some parts, in pieces short enough for float32.
+fn absolute(parts: &[HostPart], grads: &[f32]) -> f64 {
+    let pieces = parts.iter().flat_map(|part| grads[part.range.clone()].chunks(256));
+    pieces.map(|piece| f64::from(piece.iter().map(|grad| grad.abs()).sum::<f32>())).sum()
 }

@@ -81,6 +81,7 @@ impl Worker {
             out: site.out,
             out_bytes: site.staging_bytes,
             threads,
+            measures: site.measures,
             throttle: Throttle::new(site.host.bandwidth.map(|bandwidth| bandwidth.bytes_per_second())),
             trace: site.trace,
             progress: Arc::clone(&progress),
