@@ -77,7 +77,6 @@ impl Worker {
             link: Arc::clone(&site.link),
             sums: Sums::new(&site.lens, &site.wire),
             arrays,
-            wire: site.wire,
             out: site.out,
             out_bytes: site.staging_bytes,
             threads,
