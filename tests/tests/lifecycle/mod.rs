@@ -20,7 +20,7 @@ use zf_core::train::{Observer, Resume, Silent, Stop, Training};
 use zf_tests::{tiny, training};
 
 /// The run file of a tiny model, in which `keys` replace the usual ones; another `optim.kind` replaces all of `optim`.
-fn run_file(model: &str, keys: &str) -> String {
+pub(crate) fn run_file(model: &str, keys: &str) -> String {
     let key = |line: &str| line.split_once(" =").map_or(String::new(), |(key, _)| key.trim().to_string());
     let given: Vec<String> = keys.lines().map(key).collect();
     let other_rule = given.iter().any(|key| key == "optim.kind");
@@ -44,19 +44,19 @@ impl Observer for StopAfter {
 }
 
 /// A run in `folder`, from its newest checkpoint where it has one.
-fn prepare(text: &str, folder: &Path) -> Training {
+pub(crate) fn prepare(text: &str, folder: &Path) -> Training {
     let mut training = training(text, folder);
     training.resume = newest(folder).map(|path| resume_from(&path));
     training
 }
 
 /// Runs to the end.
-fn finish(text: &str, folder: &Path) -> Summary {
+pub(crate) fn finish(text: &str, folder: &Path) -> Summary {
     prepare(text, folder).run(&mut Silent).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Runs until `after` steps are done (at least 2 more than before), as if a signal had come.
-fn stop_after(text: &str, folder: &Path, after: u64) {
+pub(crate) fn stop_after(text: &str, folder: &Path, after: u64) {
     let training = prepare(text, folder);
     let mut observer = StopAfter { stop: training.stop.clone(), after };
     let error = training.run(&mut observer).expect_err("the run was to be stopped");
@@ -72,12 +72,12 @@ pub(crate) fn resume_from(checkpoint: &Path) -> Resume {
     Resume::new(Checkpoint::open(checkpoint).expect("whole")).expect("undamaged")
 }
 
-fn records(folder: &Path) -> Vec<StepRecord> {
+pub(crate) fn records(folder: &Path) -> Vec<StepRecord> {
     read_metrics(&folder.join(METRICS)).expect("a run leaves metrics")
 }
 
 /// What does not depend on time: step, loss, norm, rate, tokens, validation loss, all by bits.
-fn history(folder: &Path) -> Vec<(u64, u64, u64, u64, u64, bool, Option<u64>)> {
+pub(crate) fn history(folder: &Path) -> Vec<(u64, u64, u64, u64, u64, bool, Option<u64>)> {
     let of = |r: &StepRecord| {
         let validation = r.validation_loss.map(f64::to_bits);
         (r.step, r.loss.to_bits(), r.grad_norm.to_bits(), r.lr.to_bits(), r.tokens, r.skipped, validation)
@@ -86,7 +86,7 @@ fn history(folder: &Path) -> Vec<(u64, u64, u64, u64, u64, bool, Option<u64>)> {
 }
 
 /// The program, beside the folder of the test executable.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let release = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
     let zf = release.join("zf");
@@ -95,33 +95,33 @@ fn program() -> PathBuf {
 }
 
 /// `zf train` for a run file, not yet started.
-fn train_command(file: &Path, out: &Path, more: &[&str]) -> Command {
+pub(crate) fn train_command(file: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(program());
     command.arg("train").arg(file).arg("--out").arg(out).args(more);
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     command
 }
 
-fn shown(output: &Output) -> String {
+pub(crate) fn shown(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 /// Runs the program to its end.
-fn zf_train(file: &Path, out: &Path, more: &[&str]) -> Summary {
+pub(crate) fn zf_train(file: &Path, out: &Path, more: &[&str]) -> Summary {
     let output = train_command(file, out, more).output().expect("the program starts");
     assert!(output.status.success(), "{:?}: {}", output.status, shown(&output));
     Summary::read(&out.join("summary.json")).expect("a run ends with a summary")
 }
 
 /// Puts a run file into `folder`.
-fn write_run(folder: &Path, text: &str) -> PathBuf {
+pub(crate) fn write_run(folder: &Path, text: &str) -> PathBuf {
     let file = folder.join("run.toml");
     std::fs::write(&file, text).expect("a temporary folder");
     file
 }
 
 /// A wait that ends: true as soon as `done` is.
-fn wait_until(seconds: u64, mut done: impl FnMut() -> bool) -> bool {
+pub(crate) fn wait_until(seconds: u64, mut done: impl FnMut() -> bool) -> bool {
     let end = std::time::Instant::now() + std::time::Duration::from_secs(seconds);
     while !done() {
         if std::time::Instant::now() > end {
@@ -133,12 +133,12 @@ fn wait_until(seconds: u64, mut done: impl FnMut() -> bool) -> bool {
 }
 
 /// Whole lines of the metrics so far.
-fn lines(folder: &Path) -> usize {
+pub(crate) fn lines(folder: &Path) -> usize {
     std::fs::read(folder.join(METRICS)).map_or(0, |bytes| bytes.iter().filter(|&&b| b == b'\n').count())
 }
 
 /// Names in the folder of checkpoints.
-fn checkpoints(folder: &Path) -> Vec<String> {
+pub(crate) fn checkpoints(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder.join("checkpoints")).expect("a folder");
     let mut names: Vec<String> =
         entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
@@ -147,7 +147,7 @@ fn checkpoints(folder: &Path) -> Vec<String> {
 }
 
 /// Compares two runs in every bit that does not depend on time.
-fn assert_same_run(found: (&Path, &Summary), expected: (&Path, &Summary), case: &str) -> Result<()> {
+pub(crate) fn assert_same_run(found: (&Path, &Summary), expected: (&Path, &Summary), case: &str) -> Result<()> {
     assert_eq!(history(found.0), history(expected.0), "{case}: steps");
     assert_eq!(found.1.state_hash, expected.1.state_hash, "{case}: state");
     assert_eq!(found.1.best, expected.1.best, "{case}: best validation");

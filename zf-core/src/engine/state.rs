@@ -2,19 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 use zf_sys::storage::slice;
 
 use super::core::{Core, lock};
 use super::flat::{FlatState, narrow};
-use super::offload::Saved;
+use super::offload::{Absorbed, Saved};
 use super::store::{MASTERS, Store};
 use super::{Engine, Stages};
 use crate::checkpoint::{DTypeName, MASTER, PARAMETER, Piece, StateHasher};
 use crate::loss_scale::{LossScaleState, LossScaler};
 use crate::model::UnitSpec;
-use crate::stage::Transport;
+use crate::stage::{Optimizer, Transport};
 use crate::weights::Weights;
 use crate::{Error, Result};
 
@@ -217,18 +218,19 @@ impl Engine {
         }
     }
 
-    /// Puts saved state in the place of the present one.
+    /// Puts saved state in the place of the present one; all ranks must call it. Returns what a person should know: an open
+    /// update window that had to be ended, counts that became coarser.
     ///
     /// # Errors
     /// Those of the source.
-    pub fn import(&mut self, source: &dyn StateSource, progress: Progress) -> Result<()> {
-        let kinds = self.stages.optimizer.state();
-        {
+    pub fn import(&mut self, source: &dyn StateSource, progress: Progress) -> Result<Vec<String>> {
+        let notes = {
             let core = &mut *lock(&self.shared);
             core.wait_all_published()?;
-            tch::no_grad(|| core.load(kinds, source, progress.offload.as_ref()))?;
-        }
-        self.restore(progress)
+            tch::no_grad(|| core.load(&self.stages.optimizer, source, &progress))?
+        };
+        self.restore(progress)?;
+        Ok(notes)
     }
 
     /// blake3 over masters, moments and counts in the order of names, independent of the layout; the same on all ranks,
@@ -284,6 +286,18 @@ impl Engine {
                 })
                 .collect();
             let Core { flats, offload, transport, .. } = core;
+            // Drained: which columns are where, how often each was updated, and what the selector knows.
+            let continued = match (offload.as_mut(), progress.offload.as_ref()) {
+                (Some(offload), Some(saved)) if offload.continues(saved) => {
+                    offload.restore(saved, flats)?;
+                    Some(saved)
+                }
+                (Some(offload), _) => {
+                    offload.begin_after(progress.updates);
+                    None
+                }
+                (None, _) => None,
+            };
             let mut new = Store { flats, offload: offload.as_mut() };
             let mut old = Store { flats: &old, offload: old_offload.as_mut() };
             gather_each(&mut old, kinds, &mut **transport, &mut |name, kind, values| {
@@ -300,10 +314,11 @@ impl Engine {
             })?;
             // Bias correction counts the updates that the moments have seen.
             let shared = new_kinds.iter().all(|kind| kinds.contains(kind));
-            for (index, flat) in core.flats.iter_mut().enumerate().filter(|_| shared) {
+            for (index, flat) in core.flats.iter_mut().enumerate() {
                 for (slot, (place, count)) in flat.spec.slots.iter().zip(&mut flat.counts).enumerate() {
-                    *count = counts.get(&place.name).copied().unwrap_or(0);
-                    if let Some(offload) = &mut core.offload {
+                    *count = counts.get(&place.name).copied().filter(|_| shared).unwrap_or(0);
+                    let by_column = shared && continued.is_some_and(|saved| saved.counts.contains_key(&place.name));
+                    if let Some(offload) = core.offload.as_mut().filter(|_| !by_column) {
                         offload.set_count(index, slot, *count);
                     }
                 }
@@ -335,39 +350,54 @@ impl Core {
         Ok(further.unwrap_or_default())
     }
 
-    /// Fills everything from saved state.
-    fn load(&mut self, kinds: &[&str], source: &dyn StateSource, saved: Option<&Saved>) -> Result<()> {
+    /// Fills everything from saved state; what a person should know of it.
+    fn load(
+        &mut self,
+        optimizer: &Arc<dyn Optimizer>,
+        source: &dyn StateSource,
+        progress: &Progress,
+    ) -> Result<Vec<String>> {
+        // What an import into a running engine replaces must not arrive afterwards.
+        self.with_offload(|offload, core| offload.drain(core))?;
+        let (kinds, saved) = (optimizer.state(), progress.offload.as_ref());
+        let continued = saved.filter(|saved| self.offload.as_ref().is_some_and(|offload| offload.continues(saved)));
+        let absorbed = saved
+            .filter(|_| continued.is_none())
+            .map(|saved| Absorbed::new(saved, source, Arc::clone(optimizer), &self.flats))
+            .transpose()?;
+        let source = absorbed.as_ref().map_or(source, |absorbed| absorbed as &dyn StateSource);
+        let mut notes = absorbed.as_ref().map_or_else(Vec::new, Absorbed::notes);
         let flats = &self.flats;
-        if let (Some(offload), Some(saved)) = (&mut self.offload, saved) {
-            offload.restore(saved, flats)?;
+        match (&mut self.offload, continued) {
+            (Some(offload), Some(saved)) => notes.extend(offload.restore(saved, flats)?),
+            (Some(offload), None) => offload.begin_after(progress.updates),
+            (None, _) => {}
         }
         let mut store = Store { flats, offload: self.offload.as_mut() };
         let counts = load_state(&mut store, kinds, source)?;
         for (index, counts) in counts.into_iter().enumerate() {
             for (slot, &count) in counts.iter().enumerate() {
-                let by_column =
-                    saved.is_some_and(|saved| saved.counts.contains_key(&self.flats[index].spec.slots[slot].name));
+                let name = &self.flats[index].spec.slots[slot].name;
+                // New moments have seen no update, whatever columns counted.
+                let fresh = !kinds.iter().all(|kind| source.has(name, kind));
+                let by_column = !fresh && continued.is_some_and(|saved| saved.counts.contains_key(name));
                 if let Some(offload) = self.offload.as_mut().filter(|_| !by_column) {
                     offload.set_count(index, slot, count);
                 }
             }
             self.flats[index].counts = counts;
         }
-        if let (Some(offload), Some(saved)) = (&mut self.offload, saved) {
+        if let (Some(offload), Some(saved)) = (&mut self.offload, continued) {
             let flats = &self.flats;
-            offload.resume(saved, flats, &|index, kind, block| {
-                let slot = &flats[index].spec.slots[block.slot];
-                let mut values = vec![0f32; block.range.len()];
-                source.read(
-                    &slot.name,
-                    kind,
-                    block.range.start - slot.offset..block.range.end - slot.offset,
-                    &mut values,
-                )?;
+            offload.resume(saved, flats, &|index, kind, slot, range| {
+                let slot = &flats[index].spec.slots[slot];
+                let mut values = vec![0f32; range.len()];
+                source.read(&slot.name, kind, range.start - slot.offset..range.end - slot.offset, &mut values)?;
                 Ok(Tensor::f_from_slice(&values)?)
             })?;
         }
-        Ok(())
+        self.with_offload(|offload, core| offload.catch_up(core))?;
+        Ok(notes)
     }
 }
 

@@ -104,10 +104,10 @@ fn train(
     options.trace = trace.clone();
     let mut engine = Engine::new(model, training.stages.clone(), options, transport, weights)?;
     let model_identity = super::measure::model_identity(&engine.layout());
-    let mut best = None;
+    let (mut best, mut resumed) = (None, Vec::new());
     if let Some(resume) = &training.resume {
         resume.check(training, &model_identity)?;
-        engine.import(resume, resume.progress()?)?;
+        resumed = engine.import(resume, resume.progress()?)?;
         best = resume.meta().best;
         // Going back would leave a run folder whose summary is of later steps than its metrics.
         if engine.steps() > plan.steps {
@@ -132,6 +132,7 @@ fn train(
         }
     };
     let mut notes = meter.notes(&run);
+    notes.extend(resumed);
     notes.extend(training.resume.iter().flat_map(|resume| resume.changes(&training.resolved)));
     tell(&mut |o| o.start(run.engine.steps(), plan.steps, &notes));
 
@@ -174,6 +175,9 @@ fn train(
     // A run that had nothing to do, resumed from another folder's end, still leaves one here. The ranks decide alike: it
     // appears only when each has handed in its part.
     if saver.last().is_none() && !step_path(&training.folder.join("checkpoints"), run.engine.steps()).exists() {
+        if !interrupted {
+            run.engine.drain()?;
+        }
         saver.save(&mut run, if training.run.checkpoint.best { best } else { None })?;
     }
     saver.finish()?;

@@ -15,9 +15,20 @@ use crate::{Error, Result};
 
 impl Offloading {
     /// Waits for the parameters of a flat buffer and sends them on to the other ranks. Outputs come in the order of flat
-    /// buffers, so that those before it are received too.
+    /// buffers, so that those before it are received too. All ranks send on the same flats in the same order, also one that
+    /// has nothing of a flat itself.
     pub(crate) fn receive(&mut self, core: &mut Core, flat: usize) -> Result<()> {
-        while self.arriving[flat] > 0 {
+        for flat in 0..=flat {
+            self.receive_one(core, flat)?;
+            if std::mem::take(&mut self.arriving.anywhere[flat]) {
+                core.publish(flat)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn receive_one(&mut self, core: &Core, flat: usize) -> Result<()> {
+        while self.arriving.elements[flat] > 0 {
             self.pump()?;
             let started = Instant::now();
             let output = {
@@ -26,11 +37,7 @@ impl Offloading {
                 self.pool.output()?
             };
             self.waited += started.elapsed();
-            let buffer = output.buffer;
             self.take_in(core, output)?;
-            if self.arriving[buffer] == 0 {
-                core.publish(buffer)?;
-            }
         }
         Ok(())
     }
@@ -47,10 +54,10 @@ impl Offloading {
             return Err(Error::Engine(format!("the host sent parameters of a buffer number {buffer}")));
         };
         let len = total(&ranges);
-        let Some(rest) = self.arriving[buffer].checked_sub(len) else {
+        let Some(rest) = self.arriving.elements[buffer].checked_sub(len) else {
             return Err(Error::Engine(format!(
                 "the host sent {len} parameters where {} were expected",
-                self.arriving[buffer]
+                self.arriving.elements[buffer]
             )));
         };
         let kind = flat.spec.dtype.kind();
@@ -66,7 +73,7 @@ impl Offloading {
             write_parameters(flat, split, &ranges, &values)?;
         }
         drop(typed);
-        self.arriving[buffer] = rest;
+        self.arriving.elements[buffer] = rest;
         self.pool.recycle(values);
         Ok(())
     }

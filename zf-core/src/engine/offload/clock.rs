@@ -23,6 +23,9 @@ pub(crate) struct Clock {
     pub(crate) window: u64,
     /// Updates since columns were last chosen; none before the first time.
     pub(crate) since_choice: Option<u64>,
+    /// The interval from the next window on, where a run was resumed with another one within a window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) next: Option<u64>,
 }
 
 impl Clock {
@@ -33,7 +36,26 @@ impl Clock {
             Interval::Auto { at_most } => 4.min(*at_most),
             Interval::Replay(decisions) => decisions.first().map_or(1, |first| first.interval),
         };
-        Self { warmup: policy.warmup, update: 0, position: 0, interval, window: 0, since_choice: None }
+        Self { warmup: policy.warmup, update: 0, position: 0, interval, window: 0, since_choice: None, next: None }
+    }
+
+    /// Goes on from `saved`. A window that has begun keeps its length; the next one has that of `policy`, if it is a fixed one.
+    pub(crate) fn resume(&mut self, saved: &Self, policy: &OffloadPolicy) {
+        let window = self.window;
+        self.clone_from(saved);
+        // Windows are numbered upwards, also where a run goes back.
+        self.window = if window == 0 { saved.window } else { saved.window.max(window + 1) };
+        self.next = None;
+        match policy.interval {
+            Interval::Fixed(interval) if self.begins() => self.interval = interval,
+            Interval::Fixed(interval) if self.interval != interval => self.next = Some(interval),
+            _ => {}
+        }
+    }
+
+    /// Begins after `updates` updates that were made without windows: warm-up is of the whole run.
+    pub(crate) fn begin_after(&mut self, updates: u64) {
+        self.warmup = self.warmup.saturating_sub(updates);
     }
 
     /// Whether the present update belongs to warm-up.
@@ -78,10 +100,16 @@ impl Clock {
         }
         let ends = self.position >= length;
         if ends {
-            self.position = 0;
-            self.window += 1;
+            self.cut();
         }
         ends
+    }
+
+    /// Ends the present window; its updates.
+    pub(crate) fn cut(&mut self) -> u64 {
+        self.window += 1;
+        self.interval = self.next.take().unwrap_or(self.interval);
+        std::mem::take(&mut self.position)
     }
 }
 

@@ -70,6 +70,15 @@ impl Shape {
         }
     }
 
+    /// The column of an element of the parameter.
+    pub(crate) fn column_of(self, element: usize) -> usize {
+        match self {
+            Self::Whole => 0,
+            Self::Contiguous { len } => element / len,
+            Self::Strided { count } => element % count,
+        }
+    }
+
     /// Whether it can be chosen from.
     pub(crate) fn has_columns(self) -> bool {
         self != Self::Whole

@@ -1,8 +1,8 @@
 //! The end of a run: everything that is pending becomes visible.
 
 use super::{Offloading, Step, Submitted};
-use crate::Result;
 use crate::engine::core::Core;
+use crate::{Error, Result};
 
 impl Offloading {
     /// Makes the pending update visible, then updates with the mean of the partial window over its own steps
@@ -14,9 +14,15 @@ impl Offloading {
         }
         self.show_pending(core)?;
         if self.clock.position > 0 {
-            let length = std::mem::take(&mut self.clock.position);
-            self.clock.window += 1;
             let Submitted { hypers, lr, .. } = self.last.clone();
+            if hypers.is_empty() {
+                return Err(Error::Input(
+                    "the update window that the checkpoint left open cannot be ended: an earlier version wrote the checkpoint, \
+                     without its learning rates; make at least one step first"
+                        .into(),
+                ));
+            }
+            let length = self.clock.cut();
             let step = Step { chosen: &[], hypers: &hypers, lr, grad_scale: 1.0 };
             self.end_window(core, &step, length, false)?;
             self.receive_all(core)?;
@@ -25,9 +31,9 @@ impl Offloading {
     }
 
     /// Makes the pending update visible.
-    fn show_pending(&mut self, core: &mut Core) -> Result<()> {
-        for (arriving, pending) in self.arriving.iter_mut().zip(self.pending.take().iter().flatten()) {
-            *arriving += pending;
+    pub(super) fn show_pending(&mut self, core: &mut Core) -> Result<()> {
+        if let Some(pending) = self.pending.take() {
+            self.arriving.add(&pending);
         }
         self.receive_all(core)?;
         for index in 0..self.parts.len() {

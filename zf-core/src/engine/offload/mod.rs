@@ -5,6 +5,7 @@
 //! updates, and are applied once by the host pool, whose results come back before the forward pass that is to see them
 //! ([`arrivals`]). Without a selector and with S = 1 this is ZeRO-Offload.
 
+mod absorb;
 mod arrivals;
 mod choice;
 mod clock;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 use zf_sys::heap::{Category, Heap, tag};
 
+pub(crate) use self::absorb::Absorbed;
 pub(crate) use self::clock::Clock;
 use self::clock::check;
 use self::columns::total;
@@ -59,10 +61,10 @@ pub(crate) struct Offloading {
     outbox: Outbox,
     /// By flat buffer; none where it is frozen.
     parts: Vec<Option<Part>>,
-    /// The update that was submitted and is not visible: by flat, elements that will arrive.
-    pending: Option<Vec<usize>>,
-    /// By flat: elements of the visible update that have not arrived.
-    arriving: Vec<usize>,
+    /// The update that was submitted and is not visible.
+    pending: Option<Expected>,
+    /// What of the visible update has not arrived.
+    arriving: Expected,
     /// Type of gradients on the link, by flat.
     wire: Vec<Kind>,
     /// Whether windows are added up on the device.
@@ -83,6 +85,26 @@ pub(crate) struct Offloading {
     decision: Option<Decision>,
     /// Whether the pending update waits for the next choice of columns.
     held: bool,
+}
+
+/// What of an update is to come, by flat.
+#[derive(Debug, Clone, Default)]
+struct Expected {
+    /// Elements of this rank.
+    elements: Vec<usize>,
+    /// Whether any rank has some. It decides when the flat is sent on to the others, at which all ranks take part.
+    anywhere: Vec<bool>,
+}
+
+impl Expected {
+    fn nothing(flats: usize) -> Self {
+        Self { elements: vec![0; flats], anywhere: vec![false; flats] }
+    }
+
+    fn add(&mut self, more: &Self) {
+        self.elements.iter_mut().zip(&more.elements).for_each(|(sum, more)| *sum += more);
+        self.anywhere.iter_mut().zip(&more.anywhere).for_each(|(any, more)| *any |= more);
+    }
 }
 
 /// One flat buffer's part.
@@ -233,7 +255,7 @@ impl Offloading {
             selector,
             heap,
             outbox,
-            arriving: vec![0; parts.len()],
+            arriving: Expected::nothing(parts.len()),
             parts,
             pending: None,
             wire,
@@ -329,7 +351,7 @@ impl Offloading {
             if ends {
                 self.apply_late(index, core)?;
             }
-            if self.arriving[index] == 0 && self.parts[index].is_some() {
+            if !self.arriving.anywhere[index] && self.parts[index].is_some() {
                 core.publish(index)?;
             }
         }
@@ -420,20 +442,19 @@ impl Offloading {
         self.pace.end_window(length, self.pool.work(), self.link.traffic());
         let visible = if asynchronous { self.pending.replace(expected) } else { Some(expected) };
         self.oldest = length;
-        for (arriving, expected) in self.arriving.iter_mut().zip(visible.iter().flatten()) {
-            *arriving += expected;
-        }
+        visible.iter().for_each(|expected| self.arriving.add(expected));
         Ok(())
     }
 
-    /// What an update changes, and how many elements of each flat that are.
-    fn host_parts(&self, submitted: &Submitted) -> (Vec<HostPart>, Vec<usize>) {
-        let (mut parts, mut expected) = (Vec::new(), vec![0; self.parts.len()]);
+    /// What an update changes, and what will arrive of it.
+    fn host_parts(&self, submitted: &Submitted) -> (Vec<HostPart>, Expected) {
+        let (mut parts, mut expected) = (Vec::new(), Expected::nothing(self.parts.len()));
         for (index, part) in self.parts.iter().enumerate() {
             let Some(part) = part else { continue };
             let wanted = |slot: usize| submitted.touched[index][slot];
+            expected.anywhere[index] = part.split.any_with_host(wanted);
             for (range, hyper) in part.split.host_alike(wanted, |slot, count| submitted.hyper(index, slot, count)) {
-                expected[index] += range.len();
+                expected.elements[index] += range.len();
                 parts.push(HostPart { buffer: index, range, hyper: Some(hyper) });
             }
         }

@@ -78,7 +78,7 @@ impl Offloading {
     /// Elements whose update was not made when they were taken: their parameters will not arrive.
     fn withdraw(&mut self, withdrawn: &[usize]) -> Result<()> {
         for (index, withdrawn) in withdrawn.iter().enumerate() {
-            let expected = self.pending.as_mut().map_or(&mut self.arriving[index], |pending| &mut pending[index]);
+            let expected = &mut self.pending.as_mut().unwrap_or(&mut self.arriving).elements[index];
             *expected = expected.checked_sub(*withdrawn).ok_or_else(|| {
                 Error::Engine(format!(
                     "the host withdrew {withdrawn} parameters of buffer {index}, more than were to come"

@@ -138,6 +138,11 @@ impl Split {
         }
     }
 
+    /// Whether a column of the wanted slots lies with the host of any rank.
+    pub(crate) fn any_with_host(&self, wanted: impl Fn(usize) -> bool) -> bool {
+        self.chosen.iter().enumerate().any(|(slot, chosen)| wanted(slot) && chosen.contains(&false))
+    }
+
     /// The host's elements of the wanted slots.
     pub(crate) fn host_of(&self, wanted: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
         self.columns.ranges(|slot, column| wanted(slot) && !self.chosen[slot][column])

@@ -1,6 +1,6 @@
 //! States off the device by logical element, and what a checkpoint keeps of an offload.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -12,8 +12,9 @@ use super::clock::Clock;
 use super::columns::{Block, total};
 use super::pack::{gather, scatter};
 use super::{Offloading, Part, SlotHyper, Submitted};
+use crate::engine::core::Core;
 use crate::engine::flat::{FlatState, int, narrow};
-use crate::stage::{HostPart, HostPool, HostUpdate};
+use crate::stage::{Axis, HostPart, HostPool, HostUpdate, Keeps};
 use crate::{Error, Result};
 
 /// What of an offload is no tensor: saved with a checkpoint, by names, so that it serves other layouts.
@@ -21,22 +22,60 @@ use crate::{Error, Result};
 pub struct Saved {
     pub(crate) clock: Clock,
     /// Columns on the device, by parameter, where a parameter has columns.
-    chosen: BTreeMap<String, Vec<u32>>,
+    pub(super) chosen: BTreeMap<String, Vec<u32>>,
+    /// Along which dimension they were counted; none where nothing was chosen from.
+    #[serde(default)]
+    pub(super) axis: Option<Axis>,
+    /// Whether weights of three and more dimensions had columns too.
+    #[serde(default)]
+    pub(super) fold: bool,
     /// Updates of each column, by parameter, where they differ.
     pub(crate) counts: BTreeMap<String, Vec<u64>>,
     /// Parameters of which the present window has gradients.
-    touched: Vec<String>,
+    pub(super) touched: BTreeSet<String>,
+    /// The present window's numbers, by parameter.
+    #[serde(default)]
+    pub(super) hypers: BTreeMap<String, SlotHyper>,
+    /// The schedule's factor of the last step.
+    #[serde(default)]
+    last_lr: f64,
+    /// Whether a window takes the mean of the schedule's factors.
+    #[serde(default)]
+    mean_lr: bool,
     /// Whether an update was made that is not visible.
-    pending: bool,
+    pub(super) pending: bool,
     /// That update's numbers by parameter, where it was not made yet; and of columns whose part of it is on the device.
-    submitted: BTreeMap<String, SlotHyper>,
-    submitted_lr: f64,
-    submitted_scale: f32,
-    held: bool,
-    late: BTreeMap<String, Vec<u32>>,
+    pub(super) submitted: BTreeMap<String, SlotHyper>,
+    pub(super) submitted_lr: f64,
+    pub(super) submitted_scale: f32,
+    /// Whether it was not made yet.
+    pub(super) held: bool,
+    /// Columns on the device that are yet to see it, by parameter.
+    pub(super) late: BTreeMap<String, Vec<u32>>,
     lr_sum: f64,
     oldest: u64,
     selector: serde_json::Value,
+}
+
+impl Saved {
+    /// What is open, in words; none where a window has just ended and nothing is on its way.
+    pub fn open_window(&self) -> Option<String> {
+        let steps = self.clock.position;
+        match (steps, self.pending) {
+            (0, false) => None,
+            (0, true) => Some("an update of the columns with the host is not visible yet".into()),
+            (_, false) => Some(format!("gradients of {steps} steps are not applied to the columns with the host yet")),
+            (_, true) => Some(format!(
+                "gradients of {steps} steps are not applied to the columns with the host yet, and an update of them is not \
+                 visible"
+            )),
+        }
+    }
+
+    /// The schedule's factor of the open window, if it ended now.
+    pub(super) fn window_lr(&self) -> f64 {
+        if self.mean_lr { self.lr_sum / self.clock.position.max(1) as f64 } else { self.last_lr }
+    }
 }
 
 /// Kind of the gradients of a window that were added up so far.
@@ -166,8 +205,8 @@ impl Offloading {
 
     /// What a checkpoint keeps beside tensors.
     pub(crate) fn save(&self, flats: &[FlatState]) -> Saved {
-        let (mut chosen, mut touched, mut submitted) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        let mut late = BTreeMap::new();
+        let (mut chosen, mut touched, mut submitted) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        let (mut late, mut hypers) = (BTreeMap::new(), BTreeMap::new());
         for (index, (part, flat)) in self.parts.iter().zip(flats).enumerate() {
             let Some(part) = part else { continue };
             for (slot, spec) in flat.spec.slots.iter().enumerate() {
@@ -175,7 +214,10 @@ impl Offloading {
                     chosen.insert(spec.name.clone(), part.split.chosen_columns(slot));
                 }
                 if part.touched[slot] {
-                    touched.push(spec.name.clone());
+                    touched.insert(spec.name.clone());
+                }
+                if let Some(&hyper) = self.last.hypers.get(index).and_then(|hypers| hypers.get(slot)) {
+                    hypers.insert(spec.name.clone(), hyper);
                 }
                 let numbers = self.submitted.as_ref().filter(|numbers| numbers.touched[index][slot]);
                 if let Some(numbers) = numbers {
@@ -193,8 +235,13 @@ impl Offloading {
         Saved {
             clock: self.clock.clone(),
             chosen,
+            axis: self.axis(),
+            fold: self.policy.fold,
             counts: self.counts(flats).1,
             touched,
+            hypers,
+            last_lr: self.last.lr,
+            mean_lr: self.policy.mean_lr,
             pending: self.pending.is_some(),
             submitted,
             submitted_lr: numbers.map_or(0.0, |numbers| numbers.lr),
@@ -261,14 +308,37 @@ impl Offloading {
         narrow(&values, range.start - block.range.start..range.end - block.range.start)
     }
 
-    /// Takes over what was saved, before states are written: which columns are here, and where the run stands.
-    pub(crate) fn restore(&mut self, saved: &Saved, flats: &[FlatState]) -> Result<()> {
-        let interval = self.clock.interval;
-        self.clock = saved.clock.clone();
-        if self.clock.begins() {
-            self.clock.interval = interval;
+    /// Along which dimension columns are counted; none where nothing is chosen from.
+    fn axis(&self) -> Option<Axis> {
+        self.selector.as_ref().map(|selector| selector.axis())
+    }
+
+    /// Whether this can go on with the window that `saved` left open, and with its columns.
+    pub(crate) fn continues(&self, saved: &Saved) -> bool {
+        match self.policy.keeps {
+            Keeps::Nothing => saved.axis.is_none(),
+            Keeps::Chosen => saved.axis == self.axis() && saved.fold == self.policy.fold,
         }
+    }
+
+    /// Begins after `updates` updates of the run that were made otherwise.
+    pub(crate) fn begin_after(&mut self, updates: u64) {
+        self.clock.begin_after(updates);
+    }
+
+    /// Takes over what was saved, before states are written: which columns are here, and where the run stands. What it
+    /// returns, a person should know.
+    pub(crate) fn restore(&mut self, saved: &Saved, flats: &[FlatState]) -> Result<Vec<String>> {
+        self.clock.resume(&saved.clock, &self.policy);
         (self.lr_sum, self.oldest) = (saved.lr_sum, saved.oldest);
+        let hyper = |spec: &crate::layout::Slot| saved.hypers.get(&spec.name).copied();
+        let none = SlotHyper { lr: 0.0, weight_decay: 0.0 };
+        if !saved.hypers.is_empty() {
+            let slots = flats.iter().map(|flat| &flat.spec.slots);
+            let hypers = slots.map(|slots| slots.iter().map(|spec| hyper(spec).unwrap_or(none)).collect());
+            let hypers = hypers.collect();
+            self.last = Submitted { touched: Vec::new(), hypers, lr: saved.last_lr, scale: 1.0 };
+        }
         let arrays = 1 + self.optimizer.state().len();
         let mut touched = Vec::new();
         for (part, flat) in self.parts.iter_mut().zip(flats) {
@@ -308,7 +378,6 @@ impl Offloading {
         }
         if saved.pending {
             let hyper = |spec: &crate::layout::Slot| saved.submitted.get(&spec.name).copied();
-            let none = SlotHyper { lr: 0.0, weight_decay: 0.0 };
             let hypers =
                 flats.iter().map(|flat| flat.spec.slots.iter().map(|spec| hyper(spec).unwrap_or(none)).collect());
             self.submitted = Some(Submitted {
@@ -318,10 +387,15 @@ impl Offloading {
                 scale: saved.submitted_scale,
             });
         }
+        let mut notes = Vec::new();
         if let Some(selector) = &mut self.selector {
-            selector.restore(&saved.selector)?;
+            let fresh = selector.clone_box();
+            if let Err(error) = selector.restore(&saved.selector) {
+                *selector = fresh;
+                notes.push(format!("the selector begins anew: {error}"));
+            }
         }
-        Ok(())
+        Ok(notes)
     }
 
     /// Puts back what [`Offloading::further`] names, after the states: `read` gives elements of a flat buffer by kind.
@@ -329,16 +403,15 @@ impl Offloading {
         &mut self,
         saved: &Saved,
         flats: &[FlatState],
-        read: &dyn Fn(usize, &str, &Block) -> Result<Tensor>,
+        read: &dyn Fn(usize, &str, usize, &Range<usize>) -> Result<Tensor>,
     ) -> Result<()> {
         let late = !saved.late.is_empty();
-        for index in 0..self.parts.len() {
+        for (index, flat) in flats.iter().enumerate() {
             let Some(part) = &self.parts[index] else { continue };
-            let flat = &flats[index];
             let ordered = |kind: &str| {
                 let mut all = vec![0f32; part.split.columns.len];
                 for (at, block) in part.split.columns.blocks.iter().enumerate() {
-                    let values = in_column_order(part, at, &read(index, kind, block)?)?;
+                    let values = in_column_order(part, at, &read(index, kind, block.slot, &block.range)?)?;
                     all[block.first..block.first + block.range.len()].copy_from_slice(slice::<f32>(&values)?);
                 }
                 Ok::<_, Error>(all)
@@ -346,8 +419,9 @@ impl Offloading {
             let sums = (saved.clock.position > 0).then(|| ordered(SUMS)).transpose()?;
             let pending = (saved.held || late).then(|| ordered(PENDING)).transpose()?;
             if saved.pending {
-                for block in &part.split.columns.blocks {
-                    flat.param(&block.range)?.f_copy_(&read(index, VISIBLE, block)?)?;
+                // Also where others own the masters.
+                for segment in flat.segments(&flat.kept) {
+                    flat.param(&segment.range)?.f_copy_(&read(index, VISIBLE, segment.slot, &segment.range)?)?;
                 }
             }
             if let Some(sums) = sums {
@@ -361,6 +435,17 @@ impl Offloading {
             self.submit_again(saved.held)?;
         }
         Ok(())
+    }
+
+    /// Where updates are visible at once, one that a resumed run left pending becomes so before the first step.
+    pub(crate) fn catch_up(&mut self, core: &mut Core) -> Result<()> {
+        if self.policy.asynchronous {
+            return Ok(());
+        }
+        if std::mem::take(&mut self.held) {
+            self.pool.go()?;
+        }
+        self.show_pending(core)
     }
 
     fn set_window(&mut self, index: usize, flat: &FlatState, sums: Vec<f32>) -> Result<()> {
@@ -405,13 +490,10 @@ impl Offloading {
         if !held {
             parts.iter_mut().for_each(|part: &mut HostPart| part.hyper = None);
         }
-        self.pool.update(HostUpdate { window: self.clock.window - 1, parts, landings: 0, hold: held })?;
+        let window = self.clock.window.saturating_sub(1);
+        self.pool.update(HostUpdate { window, parts, landings: 0, hold: held })?;
         self.held = held;
-        if self.policy.asynchronous {
-            self.pending = Some(expected);
-        } else {
-            self.arriving = expected;
-        }
+        self.pending = Some(expected);
         Ok(())
     }
 }
