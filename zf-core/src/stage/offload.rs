@@ -33,6 +33,9 @@ pub enum Interval {
     Auto {
         /// No longer than this.
         at_most: u64,
+        /// Nor longer than the gradient rule allows: until the mean absolute accumulated gradient of what is not chosen reaches
+        /// the running mean of what is, both per element.
+        gradient_rule: bool,
     },
     /// Decisions of an earlier run.
     Replay(Vec<Decision>),

@@ -59,8 +59,8 @@ impl Offloading {
 
     /// Takes the interval that rank 0 finds best, where it is automatic.
     fn decide_interval(&mut self, core: &mut Core) -> Result<()> {
-        let Interval::Auto { at_most } = self.policy.interval else { return Ok(()) };
-        let mine = self.pace.suggest(self.clock.interval, at_most).unwrap_or(self.clock.interval);
+        let Interval::Auto { at_most, gradient_rule } = self.policy.interval else { return Ok(()) };
+        let mine = self.pace.suggest(self.clock.interval, at_most, gradient_rule).unwrap_or(self.clock.interval);
         let answers = core.transport.exchange("update interval", mine.to_le_bytes().to_vec())?;
         let first = answers.first().and_then(|answer| answer.first_chunk::<8>());
         let first = first.ok_or_else(|| Error::comm("rank 0 sent a garbled update interval"))?;

@@ -33,7 +33,7 @@ impl Clock {
         let interval = match &policy.interval {
             Interval::Fixed(interval) => *interval,
             // A decision replaces it.
-            Interval::Auto { at_most } => 4.min(*at_most),
+            Interval::Auto { at_most, .. } => 4.min(*at_most),
             Interval::Replay(decisions) => decisions.first().map_or(1, |first| first.interval),
         };
         Self { warmup: policy.warmup, update: 0, position: 0, interval, window: 0, since_choice: None, next: None }

@@ -85,12 +85,12 @@ impl Pace {
     }
 
     /// The length that the last window suggests for those to come; none where nothing was measured.
-    pub(super) fn suggest(&self, present: u64, at_most: u64) -> Option<u64> {
+    pub(super) fn suggest(&self, present: u64, at_most: u64, gradient_rule: bool) -> Option<u64> {
         let window = self.window.filter(|window| window.update > 0.0)?;
         let spare = window.device - window.adding;
         let hidden = if spare > 0.0 { ((window.update + window.transfers) / spare).ceil() } else { f64::INFINITY };
         let mut wanted = (hidden as u64).clamp(1, at_most);
-        if let (Some(accumulated), Some(chosen)) = (window.accumulated, self.chosen) {
+        if let (true, Some(accumulated), Some(chosen)) = (gradient_rule, window.accumulated, self.chosen) {
             if accumulated > 0.0 {
                 let allowed = (window.length as f64 * chosen / accumulated).floor() as u64;
                 wanted = wanted.min(allowed.max(1));
@@ -112,13 +112,14 @@ mod tests {
 
     #[test]
     fn a_window_hides_the_host_and_no_more() {
-        assert_eq!(Pace::default().suggest(4, 16), None, "nothing was measured");
-        assert_eq!(window(6.5, 1.0, 0.0, 0.1).suggest(4, 16), Some(8));
-        assert_eq!(window(6.5, 1.0, 0.25, 0.1).suggest(4, 16), Some(10), "adding takes time of the host too");
-        assert_eq!(window(6.5, 1.0, 0.0, 0.1).suggest(4, 6), Some(6), "the bound");
-        assert_eq!(window(6.5, 1.0, 2.0, 0.1).suggest(4, 16), Some(16), "the host cannot even add");
-        assert_eq!(window(6.5, 1.0, 0.0, 0.8).suggest(4, 16), Some(5), "gradients grow old");
-        assert_eq!(window(6.5, 1.0, 0.0, 0.1).suggest(9, 16), Some(9), "one more is not worth a change");
-        assert_eq!(window(6.5, 1.0, 0.0, 0.1).suggest(10, 16), Some(8));
+        assert_eq!(Pace::default().suggest(4, 16, true), None, "nothing was measured");
+        assert_eq!(window(6.5, 1.0, 0.0, 0.1).suggest(4, 16, true), Some(8));
+        assert_eq!(window(6.5, 1.0, 0.25, 0.1).suggest(4, 16, true), Some(10), "adding takes time of the host too");
+        assert_eq!(window(6.5, 1.0, 0.0, 0.1).suggest(4, 6, true), Some(6), "the bound");
+        assert_eq!(window(6.5, 1.0, 2.0, 0.1).suggest(4, 16, true), Some(16), "the host cannot even add");
+        assert_eq!(window(6.5, 1.0, 0.0, 0.8).suggest(4, 16, true), Some(5), "gradients grow old");
+        assert_eq!(window(6.5, 1.0, 0.0, 0.8).suggest(4, 16, false), Some(8), "which may be disregarded");
+        assert_eq!(window(6.5, 1.0, 0.0, 0.1).suggest(9, 16, true), Some(9), "one more is not worth a change");
+        assert_eq!(window(6.5, 1.0, 0.0, 0.1).suggest(10, 16, true), Some(8));
     }
 }
