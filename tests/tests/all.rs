@@ -10,6 +10,8 @@ mod kinds;
 mod lab;
 mod ledger;
 mod lifecycle;
+mod offload;
+mod offload_life;
 mod optimizers;
 mod plan;
 mod random;

@@ -21,10 +21,10 @@ use crate::lab::{Lab, Toy, VOCABULARY, bits, distance, run, run_embedding, run_h
 const STEPS: usize = 3;
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn roll(&mut self) -> u64 {
+    pub(crate) fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -33,15 +33,15 @@ impl Dice {
     }
 
     /// Below `end`.
-    fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.roll() % end as u64) as usize
     }
 
-    fn percent(&mut self, chance: usize) -> bool {
+    pub(crate) fn percent(&mut self, chance: usize) -> bool {
         self.below(100) < chance
     }
 
-    fn pick<T: Clone>(&mut self, of: &[T]) -> T {
+    pub(crate) fn pick<T: Clone>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())].clone()
     }
 }
@@ -249,7 +249,7 @@ fn zero(dice: &mut Dice, ranks: usize) -> ZeroConfig {
 }
 
 /// A lab on one rank, dense and exact, and what it is.
-fn draw(seed: u64) -> (Lab, String) {
+pub(crate) fn draw(seed: u64) -> (Lab, String) {
     let mut dice = Dice(seed);
     let dice = &mut dice;
     let toy = model(dice);
@@ -285,7 +285,7 @@ fn describe(unit: &UnitSpec) -> String {
 }
 
 /// The drawn model in another layout.
-fn scattered(dice: &mut Dice, base: &Lab) -> Lab {
+pub(crate) fn scattered(dice: &mut Dice, base: &Lab) -> Lab {
     let ranks = dice.pick(&(1..=4).filter(|n| base.global.is_multiple_of(*n)).collect::<Vec<_>>());
     let zero = zero(dice, ranks);
     let order = dice.roll();
@@ -304,7 +304,7 @@ fn scattered(dice: &mut Dice, base: &Lab) -> Lab {
 }
 
 /// Says which model it was when a check fails, wherever it does.
-struct Announce(String);
+pub(crate) struct Announce(pub(crate) String);
 
 impl Drop for Announce {
     fn drop(&mut self) {
@@ -371,7 +371,7 @@ fn check_fast(seed: u64) {
     }
 }
 
-fn number(name: &str, default: u64) -> u64 {
+pub(crate) fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 

@@ -28,6 +28,9 @@ impl Offloading {
     }
 
     fn receive_one(&mut self, core: &Core, flat: usize) -> Result<()> {
+        if self.arriving.elements[flat] > 0 {
+            self.outbox.pack_until(self.awaited, &mut *self.pool, &self.link, &core.trace)?;
+        }
         while self.arriving.elements[flat] > 0 {
             self.pump()?;
             let started = Instant::now();

@@ -9,6 +9,14 @@ use crate::{Error, Result};
 /// By flat buffer and slot: the chosen columns, ascending; none where nothing is chosen from.
 type Choice = Vec<Vec<Option<Vec<u32>>>>;
 
+/// A weight that is chosen from.
+struct Place {
+    flat: usize,
+    slot: usize,
+    /// Whether this step updates it.
+    used: bool,
+}
+
 impl Offloading {
     /// Chooses columns again where the clock says so, or an earlier run did, and moves those that changed.
     pub(super) fn choose(&mut self, core: &mut Core, step: &Step<'_>) -> Result<()> {
@@ -69,7 +77,8 @@ impl Offloading {
         Ok(())
     }
 
-    /// What the selector would choose now. Weights that this step does not update keep their columns.
+    /// What the selector would choose now. Weights that this step does not update keep their columns; one that has none yet gets
+    /// some, all its scores being 0, so that everything is on the device where everything is to be chosen.
     fn candidates(&mut self, core: &mut Core, step: &Step<'_>, selector: &mut dyn Selector) -> Result<Choice> {
         let mut choice: Choice = Vec::new();
         let mut places = Vec::new();
@@ -78,20 +87,25 @@ impl Offloading {
                 choice.push(Vec::new());
                 continue;
             };
-            let shapes = part.split.shapes.iter().enumerate();
-            let eligible =
-                |(slot, shape): (usize, &super::columns::Shape)| shape.has_columns() && step.chosen[index][slot];
-            places.extend(shapes.filter(|at| eligible(*at)).map(|(slot, _)| (index, slot)));
+            for (slot, _) in part.split.shapes.iter().enumerate().filter(|(_, shape)| shape.has_columns()) {
+                let used = step.chosen[index][slot];
+                if used || !part.split.chosen[slot].contains(&true) {
+                    places.push(Place { flat: index, slot, used });
+                }
+            }
             choice.push(vec![None; part.split.shapes.len()]);
         }
-        let scores = match selector.score() {
+        let mut scores = match selector.score() {
             Some(score) => {
-                let mut weights = Vec::new();
-                for &(index, slot) in &places {
+                let (mut weights, needs) = (Vec::new(), score.needs());
+                if needs.second_moment {
+                    // The gradients of a pending update have to be on their way before anybody waits for it.
+                    self.outbox.pack_all_of(None, &mut *self.pool, &self.link, &core.trace)?;
+                }
+                for &Place { flat: index, slot, .. } in places.iter().filter(|place| place.used) {
                     let flat = &core.flats[index];
                     let Some(part) = &self.parts[index] else { continue };
                     let mut weight = Weight::new(flat, slot, &part.split.shapes);
-                    let needs = score.needs();
                     for block in &weight.blocks {
                         let range = &block.range;
                         let moment = if needs.second_moment { Some(second_moment(&*self.optimizer)?) } else { None };
@@ -107,12 +121,18 @@ impl Offloading {
                     weights.push(weight);
                 }
                 let _span = core.trace.span(crate::trace::Lane::Compute, "scores");
-                score::columns(&weights, score, step.grad_scale, &mut *core.transport)?
+                Some(score::columns(&weights, score, step.grad_scale, &mut *core.transport)?.into_iter())
             }
-            None => places.iter().map(|_| Vec::new()).collect(),
+            None => None,
         };
-        for (&(index, slot), scores) in places.iter().zip(&scores) {
+        for &Place { flat: index, slot, used } in &places {
             let Some(part) = &self.parts[index] else { continue };
+            let zeros = || vec![0.0; part.split.chosen[slot].len()];
+            let scores = match &mut scores {
+                Some(scores) if used => &scores.next().unwrap_or_else(zeros),
+                Some(_) => &zeros(),
+                None => &Vec::new(),
+            };
             let name = &core.flats[index].spec.slots[slot].name;
             let columns = part.split.chosen[slot].len();
             let previous = part.split.chosen_columns(slot);

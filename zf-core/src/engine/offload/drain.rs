@@ -34,6 +34,7 @@ impl Offloading {
     pub(super) fn show_pending(&mut self, core: &mut Core) -> Result<()> {
         if let Some(pending) = self.pending.take() {
             self.arriving.add(&pending);
+            self.awaited = self.clock.window.saturating_sub(1);
         }
         self.receive_all(core)?;
         for index in 0..self.parts.len() {

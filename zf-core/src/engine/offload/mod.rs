@@ -85,6 +85,8 @@ pub(crate) struct Offloading {
     decision: Option<Decision>,
     /// Whether the pending update waits for the next choice of columns.
     held: bool,
+    /// The window of the newest update that is to arrive: its gradients leave before anybody waits for it.
+    awaited: u64,
 }
 
 /// What of an update is to come, by flat.
@@ -270,6 +272,7 @@ impl Offloading {
             chosen_sum: (0.0, 0),
             decision: None,
             held: false,
+            awaited: 0,
         }))
     }
 
@@ -441,6 +444,7 @@ impl Offloading {
         (self.held, self.submitted) = (hold, Some(submitted));
         self.pace.end_window(length, self.pool.work(), self.link.traffic());
         let visible = if asynchronous { self.pending.replace(expected) } else { Some(expected) };
+        self.awaited = if asynchronous { window.saturating_sub(1) } else { window };
         self.oldest = length;
         visible.iter().for_each(|expected| self.arriving.add(expected));
         Ok(())

@@ -151,10 +151,32 @@ impl Outbox {
         link: &Arc<dyn Link>,
         trace: &Trace,
     ) -> Result<()> {
-        let wanted = |piece: &Piece| buffer.is_none_or(|buffer| piece.errand.buffer == buffer);
-        while self.waiting.iter().any(wanted) {
+        self.pack_while(&|errand| buffer.is_none_or(|buffer| errand.buffer == buffer), pool, link, trace)
+    }
+
+    /// Packs everything of the windows up to `window`, waiting for buffers: whoever is about to wait for their update would
+    /// wait for ever otherwise.
+    pub(crate) fn pack_until(
+        &mut self,
+        window: u64,
+        pool: &mut dyn HostPool,
+        link: &Arc<dyn Link>,
+        trace: &Trace,
+    ) -> Result<()> {
+        self.pack_while(&|errand| errand.window <= window, pool, link, trace)
+    }
+
+    /// Packs, in order, until none of the wanted is left.
+    fn pack_while(
+        &mut self,
+        wanted: &dyn Fn(&Errand) -> bool,
+        pool: &mut dyn HostPool,
+        link: &Arc<dyn Link>,
+        trace: &Trace,
+    ) -> Result<()> {
+        while self.waiting.iter().any(|piece| wanted(&piece.errand)) {
             self.pump(pool, link)?;
-            if !self.waiting.iter().any(wanted) {
+            if !self.waiting.iter().any(|piece| wanted(&piece.errand)) {
                 break;
             }
             let started = Instant::now();
