@@ -357,6 +357,103 @@ def demo_resumed():
     )
 
 
+ZENFLOW = json.loads((GOLDEN / "zenflow_reference.json").read_text())["runs"]
+
+
+@check("zf train on the runs of tests/golden/zenflow_reference.json, 1 and 2 ranks x stages 0 to 3")
+def zenflow_reference():
+    """Forty steps of every reference run of ZenFlow on 1 and 2 ranks and all stages, against losses of a plain simulation."""
+    worst, count = 0.0, 0
+    for run, ranks, stage in itertools.product(ZENFLOW, [1, 2], [0, 1, 2, 3]):
+        keys = tiny(
+            "tiny-llama",
+            run_steps=len(run["loss"]),
+            run_global_batch=8,
+            run_micro_batch=8 // ranks,
+            run_clip=0.0,
+            transport_ranks=ranks,
+            partition_stage=stage,
+        )
+        offload = {
+            "offload.kind": "zenflow",
+            "offload.update_interval": run["interval"],
+            "offload.asynchronous": run["asynchronous"],
+            "offload.promotion": run["promotion"],
+            "select.kind": "topk",
+            "select.ratio": run["ratio"],
+            "select.axis": run["axis"],
+            "select.every": run["every"],
+        }
+        steps, _ = train("zenflow-reference", keys | adamw() | offload)
+        apart = max(abs(step["loss"] - wanted) for step, wanted in zip(steps, run["loss"], strict=True))
+        worst, count = max(worst, apart), count + 1
+        if not apart <= 3e-6:
+            raise Failed(f"{run['name']}, N={ranks} stage {stage}: losses differ by {apart:.2e}")
+    return f"{count} runs, losses within {worst:.1e}"
+
+
+def offload_layouts():
+    """Keys of runs that must all give the bits of one rank, whatever is slow and wherever sums and states lie."""
+    for ranks, stage in itertools.product([1, 2, 3, 4], [0, 1, 2, 3]):
+        yield {"transport.ranks": ranks, "partition.stage": stage}
+        yield {"transport.ranks": ranks, "partition.stage": stage, "offload.tier": "file"}
+    for ranks, stage, accumulate in itertools.product([2, 4], [1, 3], ["host", "device"]):
+        base = {"transport.ranks": ranks, "partition.stage": stage, "offload.accumulate": accumulate}
+        yield base | {"offload.buffer": "1KiB", "offload.buffers": 2}
+        yield base | {"host.bandwidth": "200MB/s"}
+        link = {"kind": "emulated", "bandwidth": "200MB/s", "latency": "50us"}
+        yield base | {"device.kind": "emulated", "device.memory": "64MiB", "device.link": link}
+    for ranks, stage in [(2, 1), (3, 3)]:
+        yield {"transport.kind": "c10d", "launch": ranks, "partition.stage": stage}
+
+
+def offload_exactness(model, dtype):
+    """ZenFlow in several forms on all stages, tiers, buffers, links and transports over 12 steps: the same bits within a form."""
+    count = 0
+    for form in [{}, {"offload.promotion": "late"}, {"offload.asynchronous": False}, {"offload.warmup": 2}]:
+        first = None
+        for layout in offload_layouts():
+            keys = tiny(
+                model, run_steps=12, run_global_batch=12, run_micro_batch=1, run_exact=True, run_dtype=dtype
+            )
+            launch = layout.pop("launch", None)
+            offload = {
+                "offload.kind": "zenflow",
+                "offload.update_interval": 3,
+                "select.kind": "topk",
+                "select.ratio": 0.2,
+                "select.every": 3,
+            }
+            steps, summary = train(f"offload-{model}-{dtype}", keys | adamw() | offload | form | layout, launch)
+            found = [(step["loss"], step["grad_norm"]) for step in steps], summary["state_hash"]
+            first, count = first or found, count + 1
+            if found != first:
+                raise Failed(f"{form} {launch or ''} {layout}: other bits than one rank")
+    return f"{count} runs, one state for each form"
+
+
+for _model, _dtype in [("tiny-llama", "float32"), ("tiny-llama", "bfloat16"), ("tiny-gpt2", "float16")]:
+
+    def _offload(model=_model, dtype=_dtype):
+        return offload_exactness(model, dtype)
+
+    _offload.__name__ = f"offload_exact_{_model}_{_dtype}".replace("-", "_")
+    _offload.__doc__ = f"{_model} in {_dtype}: " + offload_exactness.__doc__
+    check(f"zf train with offload.kind = zenflow and run.exact on 1 to 4 ranks ({_model}, {_dtype})")(_offload)
+
+
+@check(
+    "ZF_TEST_MODELS=300 cargo test --release -p zf-tests --test all -- --exact "
+    "offload::random::any_layout_and_setting_gives_the_bits_of_the_rules"
+)
+def offload_random_models():
+    """Three hundred random models under random settings of ZenFlow and random layouts: the bits of a plain simulation."""
+    output = test(
+        "offload::random::any_layout_and_setting_gives_the_bits_of_the_rules", {"ZF_TEST_MODELS": "300"}
+    )
+    return f"{re.search(r'models of seeds .*', output)[0]}: same losses, masters and moments"
+
+
 def program():
     """What a passed check belongs to: the program and the tests' own sources."""
     digest = hashlib.sha256(ZF.read_bytes())

@@ -63,6 +63,9 @@ impl Opened {
         let checkpoint = Checkpoint::open(path)?;
         checkpoint.verify()?;
         let meta = checkpoint.meta();
+        if let Some(open) = zf_core::train::open_window(meta) {
+            eprintln!("note: {}: saved within an update window: {open}", checkpoint.path().display());
+        }
         let run = Run::from_toml_str(&meta.run, "the run stored in the checkpoint")?;
         let bundle = run.build::<slots::Model>(Registry::global()?, &run.context())?;
         let data = run.resolved().into_iter().find(|(section, _)| section == "data");

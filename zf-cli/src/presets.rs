@@ -54,6 +54,20 @@ zf_core::register_preset!(
     "[partition]\nkind = \"zero\"\nscope = { p = \"node\", g = \"world\", o = \"world\" }"
 );
 
+// Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", 2021.
+zf_core::register_preset!(
+    "zero-offload",
+    "ZeRO-Offload: masters and optimizer states in host memory, updated there after every backward",
+    "[offload]\nkind = \"host\""
+);
+
+// Ren et al., "ZenFlow: Enabling Stall-Free Offloading Training via Asynchronous Updates", 2025; its k and S.
+zf_core::register_preset!(
+    "zenflow",
+    "ZenFlow: a tenth of the columns is updated on the device, the others by the host once in four steps, beside the next ones",
+    "[offload]\nkind = \"zenflow\"\nupdate_interval = 4\nasynchronous = true\n\n[select]\nkind = \"topk\"\nratio = 0.1\nevery = 8"
+);
+
 #[cfg(test)]
 mod tests {
     use zf_core::config::Run;

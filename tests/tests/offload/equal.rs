@@ -7,7 +7,7 @@ use zf_core::bytes::ByteSize;
 use zf_core::config::Unused;
 use zf_core::layout::DType;
 use zf_core::model::{Batch, Context};
-use zf_core::registry::BuildContext;
+use zf_core::registry::{BuildContext, Choice};
 use zf_core::stage::{AccumulateOn, Axis, GroupRule, Optimizer, Selector};
 use zf_offload::kinds::TierKind;
 use zf_optim::{AdamWConfig, LionConfig, SgdConfig};
@@ -84,6 +84,29 @@ fn any_selector_serves() {
     expect("random", &known, &base.choosing(&plain, random), STEPS);
     let nothing: Arc<dyn Selector> = Arc::new(fixed(&BTreeMap::new(), 1));
     expect("nothing chosen", &known, &base.choosing(&plain, nothing), STEPS);
+}
+
+/// A score may read masters and moments, which are with the host, while an update of them waits for buffers.
+#[test]
+fn scores_read_states_wherever_they_are() {
+    let plain = tiny("tiny-llama", DType::Bfloat16);
+    let mut states = Vec::new();
+    for score in ["adam", "weight-gradient", "l2"] {
+        for base in [Zenflow::new(0.2, 2, 2), Zenflow::new(0.2, 2, 2).late()] {
+            let base = base.with(|zenflow| zenflow.select.score = Choice::named(score));
+            let known = drained(&base.of(&plain), STEPS);
+            let tight = base.with(|zenflow| {
+                zenflow.config.accumulate = AccumulateOn::Device;
+                (zenflow.config.buffer, zenflow.config.buffers) = (ByteSize(512), 2);
+            });
+            expect(score, &known, &tight.of(&plain.on(2, 1)), STEPS);
+            expect(score, &known, &tight.of(&plain.on(4, 3)), STEPS);
+            states.push(known.1);
+        }
+    }
+    states.sort_unstable();
+    states.dedup();
+    assert_eq!(states.len(), 6, "every score and promotion gives a state of its own");
 }
 
 #[test]

@@ -28,9 +28,9 @@ fn held(lab: &Lab) -> Vec<Held> {
     let seen = lab.run(|mut bench| {
         for _ in 0..5 {
             bench.step()?;
+            // Waits for what is on its way.
+            let _ = bench.engine.state_hash()?;
         }
-        // Waits for what is on its way.
-        let _ = bench.engine.state_hash()?;
         let live = bench.heap.stats().live;
         let host = bench.engine.host_heap().map(|heap| heap.stats()).unwrap_or_default();
         Ok(Held {

@@ -122,8 +122,8 @@ fn other_offloads_in_mid_run() {
     let known = drained(&plain, 8);
     let offloads = [
         host(&plain, |_| {}),
-        Zenflow::new(0.3, 1, 1).synchronous().of(&plain),
         Zenflow::new(1.0, 4, 4).of(&plain),
+        Zenflow::new(0.3, 1, 1).synchronous().of(&plain),
         plain.clone(),
     ];
     let ran = plain.run(|mut bench| {

@@ -69,6 +69,9 @@ fn write_run(checkpoint: &Checkpoint, out: &mut dyn Write) -> anyhow::Result<()>
     if let Some(best) = meta.best {
         rows.push(("best validation", format!("{} after step {}", best.validation_loss, best.step)));
     }
+    if let Some(open) = zf_core::train::open_window(meta) {
+        rows.push(("update window", open));
+    }
     if !meta.loss_scale.is_null() {
         rows.push(("loss scale", meta.loss_scale.to_string()));
     }

@@ -105,7 +105,12 @@ fn first_cause(errors: Vec<Error>) -> Option<Error> {
     let words: Vec<(String, String)> = errors.iter().map(|error| (error.to_string(), error.words())).collect();
     let quotes = |index: usize| {
         let others = words.iter().enumerate().filter(|(other, _)| *other != index);
-        others.map(|(_, (_, own))| own).any(|own| words[index].0.contains(own))
+        // A rank that left without a word is known by its number.
+        let left = |(text, _): &(String, String)| {
+            let number = text.strip_suffix(" left").and_then(|text| text.rsplit_once("rank ")).map(|(_, rank)| rank);
+            number.is_some_and(|rank| rank.parse::<usize>().is_ok())
+        };
+        left(&words[index]) || others.map(|(_, (_, own))| own).any(|own| words[index].0.contains(own))
     };
     let place = |(index, error): &(usize, Error)| (error.is_consequence(), quotes(*index));
     errors.into_iter().enumerate().min_by_key(place).map(|(_, error)| error)

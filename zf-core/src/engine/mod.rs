@@ -204,8 +204,11 @@ impl Engine {
     /// # Errors
     /// Those of the offload and of the transport.
     pub fn drain(&mut self) -> Result<()> {
-        let core = &mut *lock(&self.shared);
-        core.with_offload(|offload, core| offload.drain(core)).map(drop)
+        let drained = {
+            let core = &mut *lock(&self.shared);
+            core.with_offload(|offload, core| offload.drain(core)).map(drop)
+        };
+        drained.map_err(|error| self.fail(self.step, error))
     }
 
     /// The options it runs with.

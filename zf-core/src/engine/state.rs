@@ -153,8 +153,12 @@ impl Engine {
     /// next step may begin.
     ///
     /// # Errors
-    /// Those of libtorch.
+    /// Those of libtorch and of an offload, with rank and step; the other ranks are told.
     pub fn export(&mut self) -> Result<Vec<Piece>> {
+        self.try_export().map_err(|error| self.fail(self.step, error))
+    }
+
+    fn try_export(&mut self) -> Result<Vec<Piece>> {
         let kinds = self.stages.optimizer.state();
         let core = &mut *lock(&self.shared);
         core.wait_all_published()?;
@@ -241,10 +245,11 @@ impl Engine {
     pub fn state_hash(&mut self) -> Result<String> {
         let counts = self.counts();
         let mut hasher = StateHasher::new();
-        self.for_each_logical(&mut |name, kind, values| {
+        let gathered = self.for_each_logical(&mut |name, kind, values| {
             hasher.add(name, kind, &bytes_of(values));
             Ok(())
-        })?;
+        });
+        gathered.map_err(|error| self.fail(self.step, error))?;
         counts.iter().for_each(|(name, count)| hasher.add_count(name, *count));
         Ok(hasher.finish())
     }

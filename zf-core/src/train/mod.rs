@@ -7,7 +7,7 @@ mod resume;
 mod save;
 
 pub use observer::{Observer, Silent};
-pub use resume::Resume;
+pub use resume::{Resume, open_window};
 
 use std::fs::TryLockError;
 use std::path::PathBuf;

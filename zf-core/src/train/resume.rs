@@ -8,6 +8,12 @@ use crate::checkpoint::{Checkpoint, Meta};
 use crate::engine::{Progress, StateSource};
 use crate::{Error, Result};
 
+/// What an offload has open in a checkpoint made in mid-run, in words: its masters are without that. None where all is applied.
+pub fn open_window(meta: &Meta) -> Option<String> {
+    let progress: Progress = serde_json::from_value(meta.extra["progress"].clone()).ok()?;
+    progress.offload?.open_window()
+}
+
 /// A checkpoint to go on from.
 #[derive(Debug)]
 pub struct Resume {

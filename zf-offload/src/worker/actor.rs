@@ -215,6 +215,7 @@ impl Actor {
         }
         if done {
             self.state.present = None;
+            self.sums.release();
             self.send();
             self.progress.holds(self.tier.bytes());
         }

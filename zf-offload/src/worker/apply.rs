@@ -110,7 +110,10 @@ fn run(mut jobs: Vec<Job<'_>>, optimizer: &dyn Optimizer, threads: usize) -> Res
         let spawn = |jobs: Vec<Job<'_>>| jobs.into_iter().try_for_each(|job| one(job, optimizer));
         let threads: Vec<_> = shares.into_iter().map(|share| scope.spawn(move || spawn(share))).collect();
         threads.into_iter().try_for_each(|thread| {
-            thread.join().map_err(|_| Error::Engine("a host thread panicked while updating".into()))?
+            let panicked = |panic: Box<dyn std::any::Any + Send>| {
+                Error::Engine(format!("one of its threads panicked: {}", super::panic_text(&*panic)))
+            };
+            thread.join().map_err(panicked)?
         })
     })
 }

@@ -133,7 +133,20 @@ impl Worker {
 
     fn ask(&self, request: Request) -> Result<()> {
         let sent = self.requests.as_ref().and_then(|requests| requests.send(request).ok());
-        sent.ok_or_else(|| self.progress.reason(&self.name))
+        sent.ok_or_else(|| self.reason())
+    }
+
+    /// Why the worker ended. What it held is gone a moment before it has said so.
+    fn reason(&self) -> Error {
+        let end = Instant::now() + Duration::from_secs(5);
+        while !self.progress.has_failed() && !self.has_ended() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.progress.reason(&self.name)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.threads.first().is_none_or(JoinHandle::is_finished)
     }
 
     /// Asks, and waits for the answer.
@@ -148,7 +161,7 @@ impl Worker {
             RecvTimeoutError::Timeout => {
                 Error::Engine(format!("{} did not answer within {} s", self.name, PATIENCE.as_secs()))
             }
-            RecvTimeoutError::Disconnected => self.progress.reason(&self.name),
+            RecvTimeoutError::Disconnected => self.reason(),
         })
     }
 }
@@ -172,11 +185,15 @@ fn guarded(
         Ok(Ok(())) => {}
         Ok(Err(error)) => failed.fail(error.to_string()),
         Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            failed.fail(format!("panicked: {}", text.as_deref().unwrap_or("no message")));
+            failed.fail(format!("panicked: {}", panic_text(&*panic)));
         }
     }
+}
+
+/// The message of a panic.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }
 
 /// Sends outputs to the device, each as soon as there is room.
@@ -239,10 +256,10 @@ impl HostPool for Worker {
         loop {
             match self.arrivals.recv_timeout(Duration::from_millis(200)) {
                 Ok(output) => return output,
-                Err(RecvTimeoutError::Disconnected) => return Err(self.progress.reason(&self.name)),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.reason()),
                 // The sender outlives a worker that failed.
-                Err(RecvTimeoutError::Timeout) if self.threads.first().is_none_or(JoinHandle::is_finished) => {
-                    return Err(self.progress.reason(&self.name));
+                Err(RecvTimeoutError::Timeout) if self.has_ended() => {
+                    return Err(self.reason());
                 }
                 Err(RecvTimeoutError::Timeout) if started.elapsed() > PATIENCE => {
                     let seconds = PATIENCE.as_secs();
@@ -267,7 +284,7 @@ impl HostPool for Worker {
 
     fn give(&mut self, elements: Vec<(usize, Vec<Range<usize>>)>) -> Result<Box<dyn FnOnce(Result<Tensor>) + Send>> {
         self.gives += 1;
-        let requests = self.requests.clone().ok_or_else(|| self.progress.reason(&self.name))?;
+        let requests = self.requests.clone().ok_or_else(|| self.reason())?;
         Ok(Box::new(move |values| {
             // A worker that has ended says why when it is asked.
             let _ = requests.send(Request::Give { elements, values });

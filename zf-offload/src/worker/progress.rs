@@ -49,6 +49,11 @@ impl Progress {
         self.failed.lock().get_or_insert(reason);
     }
 
+    /// Whether it ended with a reason.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.lock().is_some()
+    }
+
     /// Why the worker ended.
     pub(super) fn reason(&self, name: &str) -> Error {
         let reason = self.failed.lock().clone();

@@ -84,6 +84,16 @@ impl Sums {
         self.take_kept()
     }
 
+    /// The update is made: its arrays serve the window that grows, where that has none yet. With sums on the device nothing lands
+    /// until a window's end, so that one array a buffer is enough.
+    pub(super) fn release(&mut self) {
+        for (growing, complete) in self.growing.iter_mut().zip(&mut self.complete) {
+            if growing.is_none() {
+                *growing = complete.take();
+            }
+        }
+    }
+
     fn take_kept(&mut self) -> Result<()> {
         for (buffer, values) in self.kept.remove(&self.window).unwrap_or_default() {
             // SAFETY: the arrays are this value's own.

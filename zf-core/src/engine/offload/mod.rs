@@ -441,6 +441,8 @@ impl Offloading {
             self.outbox.pack_all_of(None, &mut *self.pool, &self.link, &core.trace)?;
         }
         self.pool.update(update)?;
+        // Sums of the device begin to cross the link at once.
+        self.pump()?;
         (self.held, self.submitted) = (hold, Some(submitted));
         self.pace.end_window(length, self.pool.work(), self.link.traffic());
         let visible = if asynchronous { self.pending.replace(expected) } else { Some(expected) };

@@ -63,12 +63,10 @@ impl Saved {
         let steps = self.clock.position;
         match (steps, self.pending) {
             (0, false) => None,
-            (0, true) => Some("an update of the columns with the host is not visible yet".into()),
-            (_, false) => Some(format!("gradients of {steps} steps are not applied to the columns with the host yet")),
-            (_, true) => Some(format!(
-                "gradients of {steps} steps are not applied to the columns with the host yet, and an update of them is not \
-                 visible"
-            )),
+            (0, true) if self.held => Some("an update of the host's columns is not made yet".into()),
+            // It is in the masters.
+            (0, true) => Some("an update of the host's columns was made and is not visible yet".into()),
+            _ => Some(format!("gradients of {steps} steps are not applied to the host's columns yet")),
         }
     }
 
