@@ -84,13 +84,16 @@ impl Sums {
         self.take_kept()
     }
 
-    /// The update is made: its arrays serve the window that grows, where that has none yet. With sums on the device nothing lands
-    /// until a window's end, so that one array a buffer is enough.
+    /// The update is made: its arrays serve the window that grows, where that has none yet, and the memory of its landings those
+    /// to come.
     pub(super) fn release(&mut self) {
-        for (growing, complete) in self.growing.iter_mut().zip(&mut self.complete) {
+        for (growing, complete) in self.growing.arrays.iter_mut().zip(&mut self.complete.arrays) {
             if growing.is_none() {
                 *growing = complete.take();
             }
+        }
+        for raw in &mut self.complete.raw {
+            self.spare.extend(raw.drain(..).map(|landing| landing.values));
         }
     }
 
