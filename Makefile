@@ -19,11 +19,11 @@ export CARGO_TARGET_DIR := $(CURDIR)/$(TARGET)
 ZF := $(TARGET)/release/zf
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test smollm2 bench bench-peer bench-stall bench-adam accept clean prerequisites libtorch data
+.PHONY: help build demo test smollm2 bench bench-peer bench-stall bench-adam bench-quality accept clean prerequisites libtorch data
 
 help: ## this list
 	@echo "make targets:"
-	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
 
 build: libtorch ## the program, target/release/zf
 	$(CARGO) build --release $(CARGO_FLAGS) -p zf-cli
@@ -65,6 +65,9 @@ bench-stall: build data ## stalls of a device that waits for its host: no offloa
 
 bench-adam: libtorch ## the host's AdamW beside PyTorch's fused one and DeepSpeed's CPUAdam
 	CARGO="$(CARGO)" $(PYTHON) benchmarks/host_adam.py $(BENCH_FLAGS)
+
+bench-quality: build data ## what ZenFlow keeps of AdamW's gain; fifteen minutes of one core; goes on where it stopped
+	$(PYTHON) benchmarks/quality.py --zf $(ZF) $(QUALITY_FLAGS)
 
 accept: build data ## the long checks, with figures in docs/accept.md; goes on where it stopped
 	$(PYTHON) scripts/accept.py $(ACCEPT_FLAGS)

@@ -137,7 +137,7 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn new(inner: &dyn Selector) -> (Arc<dyn Selector>, Arc<Mutex<Choices>>) {
+    fn around(inner: &dyn Selector) -> (Arc<dyn Selector>, Arc<Mutex<Choices>>) {
         let choices = Arc::new(Mutex::new(Choices::new()));
         (Arc::new(Self { inner: inner.clone_box(), choices: choices.clone() }), choices)
     }
@@ -175,7 +175,7 @@ fn train_recorded(text: &str) -> (Ran, Choices, Vec<ParamSpec>) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut training = zf_tests::training(text, folder.path());
     let choices = training.stages.offload.as_mut().map(|offload| {
-        let (selector, choices) = Recorder::new(&*offload.selector);
+        let (selector, choices) = Recorder::around(&*offload.selector);
         offload.selector = selector;
         choices
     });

@@ -39,7 +39,7 @@ impl Case {
 
     /// How many updates the window of this step has, where the step ends it: the last window is cut short by the end of the run.
     fn ends(&self, step: u64) -> bool {
-        (step + 1) % self.interval == 0 || step + 1 == STEPS
+        (step + 1).is_multiple_of(self.interval) || step + 1 == STEPS
     }
 }
 

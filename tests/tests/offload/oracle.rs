@@ -99,13 +99,13 @@ impl Weight {
         let [b1, b2] = rules.betas;
         let lr = self.lr * factor;
         let power = |base: f64, count: u64| base.powi(i32::try_from(count).expect("few updates"));
-        for at in 0..self.master.len() {
+        for (at, grad) in grad.iter().enumerate() {
             let column = self.column(at, rules);
             if !columns[column] {
                 continue;
             }
             let count = self.counts[column];
-            let g = grad[at] * scale;
+            let g = grad * scale;
             let mut p = self.master[at] * (1.0 - lr * self.decay) as f32;
             let m = self.m[at] + (g - self.m[at]) * (1.0 - b1) as f32;
             let v = self.v[at] * b2 as f32 + (g * g) * (1.0 - b2) as f32;
