@@ -19,7 +19,7 @@ export CARGO_TARGET_DIR := $(CURDIR)/$(TARGET)
 ZF := $(TARGET)/release/zf
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test smollm2 bench bench-peer bench-quality accept clean prerequisites libtorch data
+.PHONY: help build demo test smollm2 bench bench-peer bench-stall bench-adam bench-quality accept clean prerequisites libtorch data
 
 help: ## this list
 	@echo "make targets:"
@@ -59,6 +59,12 @@ bench: libtorch ## the benchmarks
 
 bench-peer: build ## beside PyTorch's FSDP2, which is installed into the cache folder; twelve minutes on a quiet machine
 	$(PYTHON) benchmarks/fsdp2.py --zf $(ZF) $(BENCH_FLAGS)
+
+bench-stall: build data ## stalls of a device that waits for its host: no offload, ZeRO-Offload, ZenFlow; ten minutes on a quiet machine
+	$(PYTHON) benchmarks/stall.py --zf $(ZF) $(BENCH_FLAGS)
+
+bench-adam: libtorch ## the host's AdamW beside PyTorch's fused one and DeepSpeed's CPUAdam
+	CARGO="$(CARGO)" $(PYTHON) benchmarks/host_adam.py $(BENCH_FLAGS)
 
 bench-quality: build data ## what ZenFlow keeps of AdamW's gain; fifteen minutes of one core; goes on where it stopped
 	$(PYTHON) benchmarks/quality.py --zf $(ZF) $(QUALITY_FLAGS)

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use zf_core::files::{free_space, rename_dir_synced, write_atomic};
+use zf_core::stage::{HostSlice, Hyper, Optimizer, Out};
 use zf_sys::device;
 
 use super::size::bytes;
@@ -43,7 +44,8 @@ struct Finding {
 /// # Errors
 /// When something is so wrong that training would fail, after the whole report.
 pub fn run(folder: &Path, out: &mut dyn Write) -> anyhow::Result<()> {
-    let mut findings = vec![libtorch(), devices(), cores(), memory(), copy_speed()];
+    let (speed, copy) = copy_speed();
+    let mut findings = vec![libtorch(), devices(), cores(), memory(), copy, host_update(speed)];
     findings.push(files("run folder", folder));
     findings.push(match cache_folder() {
         Some(cache) => files("cache", &cache),
@@ -152,7 +154,7 @@ fn available_memory() -> Option<u64> {
     Some(group().or_else(older).map_or(free, |left| left.min(free)))
 }
 
-fn copy_speed() -> Finding {
+fn copy_speed() -> (f64, Finding) {
     let source = vec![1u8; PROBE];
     let mut target = vec![0u8; PROBE];
     let best = (0..5)
@@ -163,12 +165,57 @@ fn copy_speed() -> Finding {
             start.elapsed().as_secs_f64()
         })
         .fold(f64::INFINITY, f64::min);
-    Finding {
-        health: Health::Good,
-        what: "memory copy",
-        found: format!("{:.1} GB/s, one core, {}", PROBE as f64 / best / 1e9, bytes(PROBE as u64)),
-        advice: None,
+    let speed = PROBE as f64 / best;
+    let found = format!("{:.1} GB/s, one core, {}", speed / 1e9, bytes(PROBE as u64));
+    (speed, Finding { health: Health::Good, what: "memory copy", found, advice: None })
+}
+
+/// How fast the host updates, over the link that this machine has, and which interval of ZenFlow would hide that.
+fn host_update(copy: f64) -> Finding {
+    match update_speed() {
+        Ok(elements) => {
+            // A gradient and a parameter of two bytes each; on a CPU the link is the memory itself.
+            let (update, transfers) = (1e9 / elements, 4e9 / copy);
+            let step = |interval: f64| (update + transfers) / interval;
+            Finding {
+                health: Health::Good,
+                what: "host update",
+                found: format!("{:.2} s a billion parameters (AdamW, one core), {transfers:.2} s to move them", update),
+                advice: Some(format!(
+                    "`offload.update_interval` = S hides both where a device step takes at least {:.2} s a billion parameters at S = \
+                     4, {:.2} s at S = 8; \"auto\" finds S while running",
+                    step(4.0),
+                    step(8.0)
+                )),
+            }
+        }
+        Err(error) => Finding {
+            health: Health::Poor,
+            what: "host update",
+            found: format!("not measured: {error:#}"),
+            advice: None,
+        },
     }
+}
+
+/// Elements a second that AdamW updates in host memory, on one core, with a rounded copy.
+fn update_speed() -> anyhow::Result<f64> {
+    const ELEMENTS: usize = 1 << 22;
+    let rule = zf_optim::AdamWConfig::default().rule()?;
+    let hyper = Hyper { lr: 1e-3, weight_decay: 0.1, count: 10, grad_scale: 1.0 };
+    let grad = vec![1e-3f32; ELEMENTS];
+    let [mut master, mut m, mut v] = [(); 3].map(|()| vec![1e-3f32; ELEMENTS]);
+    let mut rounded = vec![half::bf16::ZERO; ELEMENTS];
+    let mut best = f64::INFINITY;
+    for _ in 0..4 {
+        let start = Instant::now();
+        let state = vec![&mut m[..], &mut v[..]];
+        let (master, out) = (&mut master[..], Out::Bf16(&mut rounded));
+        rule.apply(&mut HostSlice { master, grad: &grad, state, out, sums: &[], shape: &[] }, &hyper)?;
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    black_box(&rounded);
+    Ok(ELEMENTS as f64 / best)
 }
 
 /// Whether checkpoints can be written in `folder`: speed of a synced file, rename of folders, free space.

@@ -188,7 +188,7 @@ fn offload(
     Ok((Some(OffloadStages { offload, selector: Arc::from(selector), links }), cores))
 }
 
-/// Refuses sections that have no effect on the run.
+/// Refuses or names sections that have no effect on the run.
 fn without_effect(run: &Run, policy: Option<&OffloadPolicy>) -> Result<(), Error> {
     let chooses = policy.is_some_and(|policy| policy.keeps == Keeps::Chosen);
     if run.given("select") && !chooses {
@@ -196,10 +196,9 @@ fn without_effect(run: &Run, policy: Option<&OffloadPolicy>) -> Result<(), Error
                        chooses any";
         return Err(run.error_at("select", message));
     }
-    for key in ["host", "device.link"] {
-        if run.given(key) && policy.is_none() {
-            return Err(run.error_at(key, "has no effect without an offload; set `offload.kind`, or take it out"));
-        }
+    // They describe the machine, which the cases of a sweep share; a run that uses less of it is no mistake.
+    for key in ["host", "device.link"].into_iter().filter(|key| run.given(key) && policy.is_none()) {
+        tracing::warn!("`{key}` has no effect without an offload");
     }
     Ok(())
 }

@@ -188,6 +188,11 @@ impl Engine {
         lock(&self.shared).offload.as_ref().map(Offloading::work).unwrap_or_default()
     }
 
+    /// Updates since the end of an offload's warm-up, by which its decisions are numbered.
+    pub fn offload_updates(&self) -> u64 {
+        lock(&self.shared).offload.as_ref().map_or(0, Offloading::updates)
+    }
+
     /// The heap of host memory, where an offload has one.
     pub fn host_heap(&self) -> Option<zf_sys::heap::Heap> {
         lock(&self.shared).offload.as_ref().map(|offload| offload.heap().clone())

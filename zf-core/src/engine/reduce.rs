@@ -155,7 +155,11 @@ impl Core {
     /// Gradients that are to leave have to be packed before they are overwritten.
     fn release_gradients(&mut self, flat: usize) -> Result<()> {
         if self.reducing.plan != GradPlan::Loose {
-            self.with_offload(|offload, core| offload.release_gradients(flat, &core.trace))?;
+            let waited = self.with_offload(|offload, core| {
+                offload.release_gradients(flat, &core.trace)?;
+                Ok(offload.take_waited())
+            })?;
+            self.residency.add_waited(waited.unwrap_or_default());
         }
         Ok(())
     }

@@ -119,7 +119,12 @@ impl Residency {
         self.peak
     }
 
-    /// Time that backward has waited for parameters since the last call.
+    /// Books a wait in backward.
+    pub(crate) fn add_waited(&mut self, waited: Duration) {
+        self.waited += waited;
+    }
+
+    /// Time that backward has waited since the last call.
     pub(crate) fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
     }
@@ -230,7 +235,8 @@ impl Core {
     pub(crate) fn wait_published(&mut self, unit: usize) -> Result<()> {
         for index in 0..self.layout.units[unit].flats.len() {
             let flat = self.layout.units[unit].flats[index];
-            self.with_offload(|offload, core| offload.receive(core, flat))?;
+            // Whoever calls this measures the wait.
+            self.with_offload(|offload, core| offload.receive(core, flat).map(|()| offload.take_waited()))?;
         }
         let tickets = std::mem::take(&mut self.residency.units[unit].publishing);
         self.wait(tickets, || format!("parameters of {} to be published", self.layout.units[unit].name))

@@ -3,6 +3,7 @@
 
 mod budget;
 mod compare;
+mod decisions;
 mod metrics;
 mod prediction;
 mod step;
@@ -14,6 +15,7 @@ pub mod timeline;
 
 pub use budget::{Budget, BudgetRow, LinkUse};
 pub use compare::{Comparison, Difference, Figure, Mode, compare};
+pub use decisions::{DECISIONS, DecisionsWriter};
 pub use metrics::{METRICS, METRICS_OLD, MetricsWriter, read_metrics};
 pub use prediction::{Beside, PredictedComm, PredictedMemory, Prediction};
 pub use step::{LinkBytes, Memory, Seconds, StepRecord};

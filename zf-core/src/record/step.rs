@@ -38,6 +38,9 @@ pub struct StepRecord {
     pub staleness: u64,
     /// Part of the chosen columns that changed, in steps that chose.
     pub turnover: Option<f64>,
+    /// Steps in the window of updates that this step belongs to, with an offload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<u64>,
     /// Where the time went, on rank 0.
     pub seconds: Seconds,
     /// What a ring would send, rank 0, this step.

@@ -29,10 +29,13 @@ pub enum Keeps {
 pub enum Interval {
     /// After so many updates of the chosen part, at least 1 (S).
     Fixed(u64),
-    /// Decided while running, from measured times.
+    /// Decided while running, from measured times; 4 at first.
     Auto {
         /// No longer than this.
         at_most: u64,
+        /// Nor longer than the gradient rule allows: until the mean absolute accumulated gradient of what is not chosen reaches
+        /// the running mean of what is, both per element.
+        gradient_rule: bool,
     },
     /// Decisions of an earlier run.
     Replay(Vec<Decision>),
@@ -129,6 +132,8 @@ pub struct Site {
     pub cores: Vec<usize>,
     /// Where files may be made.
     pub folder: PathBuf,
+    /// Whether [`HostWork::absolute`] is wanted.
+    pub measures: bool,
     /// Books host memory.
     pub heap: Heap,
     /// Records what workers do.
@@ -210,10 +215,14 @@ pub struct Taken {
 /// What the host did so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct HostWork {
-    /// Seconds of updating, without waiting.
-    pub seconds: f64,
+    /// Seconds of updating.
+    pub updating: f64,
+    /// Seconds of adding gradients up.
+    pub adding: f64,
     /// Elements updated.
     pub elements: u64,
+    /// Sum of the absolute gradients, summed over their windows, of all elements updated.
+    pub absolute: f64,
     /// Bytes that it holds.
     pub bytes: TierBytes,
 }

@@ -12,8 +12,8 @@ use crate::files::write_atomic;
 use crate::layout::{DType, Layout};
 use crate::plan::{PlanOptions, Predictor};
 use crate::record::{
-    EventWriter, LinkBytes, METRICS, Memory, MetricsWriter, RankSummary, SUMMARY, Seconds, StepRecord, Summary,
-    read_metrics,
+    DECISIONS, DecisionsWriter, EventWriter, LinkBytes, METRICS, Memory, MetricsWriter, RankSummary, SUMMARY, Seconds,
+    StepRecord, Summary, read_metrics,
 };
 use crate::stage::{CommBytes, HostWork, Traffic};
 use crate::{Error, Result};
@@ -34,6 +34,7 @@ pub(crate) struct Meter {
 struct Files {
     metrics: MetricsWriter,
     events: Option<EventWriter>,
+    decisions: DecisionsWriter,
 }
 
 impl Meter {
@@ -92,6 +93,9 @@ impl Meter {
         let round = run.plan.batches.micro_batch() * run.world as u64;
         let validated = validation_loss.map_or(0, |_| run.plan.validation.div_ceil(round.max(1)));
         self.predictor.step(report.skipped, validated);
+        if let (Some(files), Some(decision)) = (&mut self.files, report.offload.decision) {
+            files.decisions.write(&decision)?;
+        }
         let every = run.training.log.every.max(1);
         let last = report.step + 1 == run.plan.steps || report.stop;
         if !report.step.is_multiple_of(every) && !last && validation_loss.is_none() {
@@ -123,7 +127,11 @@ impl Meter {
             validation_loss,
             staleness: report.offload.staleness,
             turnover: report.offload.turnover,
-            seconds: Seconds { host: work.seconds - self.work.seconds, ..report.seconds },
+            interval: (report.offload.interval > 0).then_some(report.offload.interval),
+            seconds: Seconds {
+                host: work.updating + work.adding - self.work.updating - self.work.adding,
+                ..report.seconds
+            },
             comm_bytes: bytes.since(&self.before),
             link_bytes: link_bytes(&traffic, &self.traffic),
             memory,
@@ -192,7 +200,8 @@ impl Files {
             None => MetricsWriter::create(&path)?,
         };
         let events = training.log.tensorboard.then(|| EventWriter::create(&folder.join("tensorboard"), from));
-        Ok(Self { metrics, events: events.transpose()? })
+        let decisions = DecisionsWriter::open(folder.join(DECISIONS), run.engine.offload_updates())?;
+        Ok(Self { metrics, events: events.transpose()?, decisions })
     }
 }
 

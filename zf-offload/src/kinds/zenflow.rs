@@ -45,6 +45,9 @@ pub struct ZenflowConfig {
     pub buffers: usize,
     /// No longer interval than this, where it is automatic.
     pub max_interval: u64,
+    /// Whether an automatic interval also ends before the mean absolute accumulated gradient of columns that are not chosen reaches
+    /// the running mean of those that are, both per element.
+    pub gradient_rule: bool,
 }
 
 impl Default for ZenflowConfig {
@@ -62,6 +65,7 @@ impl Default for ZenflowConfig {
             buffer: buffer(),
             buffers: buffers(),
             max_interval: 16,
+            gradient_rule: true,
         }
     }
 }
@@ -118,11 +122,11 @@ impl JsonSchema for IntervalConfig {
 }
 
 impl IntervalConfig {
-    fn interval(&self, at_most: u64, cx: &BuildContext) -> anyhow::Result<Interval> {
+    fn interval(&self, (at_most, gradient_rule): (u64, bool), cx: &BuildContext) -> anyhow::Result<Interval> {
         Ok(match self {
             Self::Fixed(0) => return Err(setting("update_interval", "at least 1, found 0")),
             Self::Fixed(interval) => Interval::Fixed(*interval),
-            Self::Auto(_) => Interval::Auto { at_most },
+            Self::Auto(_) => Interval::Auto { at_most, gradient_rule },
             Self::Replay { replay } => Interval::Replay(decisions(&cx.path(replay))?),
         })
     }
@@ -151,7 +155,7 @@ impl ZenflowConfig {
         Ok(Arc::new(Placed {
             policy: OffloadPolicy {
                 keeps: Keeps::Chosen,
-                interval: self.update_interval.interval(self.max_interval, cx)?,
+                interval: self.update_interval.interval((self.max_interval, self.gradient_rule), cx)?,
                 asynchronous: self.asynchronous,
                 promotion: self.promotion,
                 warmup: self.warmup,

@@ -59,10 +59,11 @@ pub(super) struct Actor {
     pub(super) link: Arc<dyn Link>,
     pub(super) sums: Sums,
     pub(super) arrays: usize,
-    pub(super) wire: Vec<Kind>,
     pub(super) out: Vec<DType>,
     pub(super) out_bytes: usize,
     pub(super) threads: usize,
+    /// Whether the gradients' sizes are wanted.
+    pub(super) measures: bool,
     pub(super) throttle: Throttle,
     pub(super) trace: Trace,
     pub(super) progress: Arc<Progress>,
@@ -161,15 +162,20 @@ impl Actor {
                 self.sums.window()
             )));
         }
-        let elements: usize = landing.ranges.iter().map(ExactSizeIterator::len).sum();
-        let bytes = elements * (self.wire.get(landing.buffer).map_or(4, |wire| wire.elt_size_in_bytes()) + 8);
         let started = Instant::now();
-        let (throttle, sums) = (&self.throttle, &mut self.sums);
-        throttle.spend(bytes as u64, || sums.land(&landing))?;
-        self.progress.worked(started, 0);
+        let bytes = self.sums.land(landing)?;
+        self.throttle.spend(bytes, || ());
+        self.progress.added(started);
         self.trace.record(Lane::Host, "add gradients", None, started, Instant::now());
+        let memory = match self.sums.spare() {
+            Some(memory) => memory,
+            None => {
+                let _tag = tag(Category::Buffers);
+                self.link.host_memory(self.out_bytes, Kind::Uint8)?
+            }
+        };
         // The rank may be gone.
-        let _ = self.memory.send(landing.values);
+        let _ = self.memory.send(memory);
         Ok(())
     }
 
@@ -248,12 +254,17 @@ impl Actor {
             open.bytes += elements * size;
             open.ranges.extend(now.iter().map(|part| part.range.clone()));
             let started = Instant::now();
-            let bytes = elements * (8 * self.arrays + 4 + size);
+            let bytes = elements * (8 * self.arrays + self.sums.width(buffer) + size);
             let (tier, optimizer, threads) = (&mut *self.tier, &*self.optimizer, self.threads);
-            let grads = self.sums.complete(buffer)?;
+            let (sums, span) = (&mut self.sums, span(&now));
             let out = Some((&out, self.out[buffer]));
-            self.throttle.spend(bytes as u64, || apply::update(tier, optimizer, &now, grads, out, threads))?;
-            self.progress.worked(started, elements as u64);
+            let measures = self.measures;
+            let absolute = self.throttle.spend(bytes as u64, || {
+                let grads = sums.complete(buffer, &span)?;
+                apply::update(tier, optimizer, &now, grads, out, threads)?;
+                Ok::<_, Error>(if measures { absolute(&now, grads) } else { 0.0 })
+            })?;
+            self.progress.updated(started, elements as u64, absolute);
             self.trace.record(Lane::Host, "update", None, started, Instant::now());
         }
         Ok(())
@@ -346,11 +357,12 @@ impl Actor {
             };
             withdrawn[*buffer] += parts.iter().map(|part| part.range.len()).sum::<usize>();
             if late {
-                let complete = self.sums.complete(*buffer)?;
-                ranges.iter().for_each(|range| grads.extend_from_slice(&complete[range.clone()]));
+                for range in ranges {
+                    grads.extend_from_slice(self.sums.complete(*buffer, range)?);
+                }
             } else {
                 for part in parts.iter().filter(|part| part.hyper.is_some()) {
-                    let grads = self.sums.complete(*buffer)?;
+                    let grads = self.sums.complete(*buffer, &part.range)?;
                     let part = std::slice::from_ref(part);
                     apply::update(&mut *self.tier, &*self.optimizer, part, grads, None, 1)?;
                 }
@@ -395,4 +407,18 @@ impl Actor {
         }
         Ok(())
     }
+}
+
+/// From the first element of some parts to the last.
+fn span(parts: &[HostPart]) -> Range<usize> {
+    parts.first().map_or(0, |part| part.range.start)..parts.last().map_or(0, |part| part.range.end)
+}
+
+/// The sum of the absolute gradients of some parts, of which `grads` has all from the first to the last element; in pieces short
+/// enough for float32.
+fn absolute(parts: &[HostPart], grads: &[f32]) -> f64 {
+    let first = span(parts).start;
+    let own = |part: &HostPart| part.range.start - first..part.range.end - first;
+    let pieces = parts.iter().flat_map(|part| grads[own(part)].chunks(256));
+    pieces.map(|piece| f64::from(piece.iter().map(|grad| grad.abs()).sum::<f32>())).sum()
 }

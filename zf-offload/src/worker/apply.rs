@@ -59,7 +59,8 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Updates `parts`, which are of one buffer, ascend and do not overlap, in `tier`; `grads` are those of the whole buffer. The
+/// Updates `parts`, which are of one buffer, ascend and do not overlap, in `tier`; `grads` are those of all elements
+/// from the first to the last. The
 /// parameters go one part after the other into `out`, where there is one.
 pub(super) fn update(
     tier: &mut dyn Tier,
@@ -88,7 +89,7 @@ pub(super) fn update(
             let master = own.next().ok_or_else(|| Error::Engine("a tier without masters".into()))?;
             let (here, more) = target.split(part.range.len());
             target = more;
-            let grad = &grads[part.range.clone()];
+            let grad = &grads[part.range.start - span.range.start..part.range.end - span.range.start];
             jobs.push(Job { part, master, states: own.collect(), grad, out: here });
         }
         run(jobs, optimizer, threads)

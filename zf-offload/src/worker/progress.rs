@@ -9,18 +9,25 @@ use zf_core::stage::{HostWork, TierBytes};
 
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    nanos: AtomicU64,
+    updating: AtomicU64,
+    adding: AtomicU64,
     elements: AtomicU64,
+    absolute: Mutex<f64>,
     bytes: Mutex<TierBytes>,
     failed: Mutex<Option<String>>,
 }
 
 impl Progress {
-    /// Books work that began at `started`.
-    pub(super) fn worked(&self, started: Instant, elements: u64) {
-        let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.nanos.fetch_add(nanos, Ordering::Relaxed);
+    /// Books adding that began at `started`.
+    pub(super) fn added(&self, started: Instant) {
+        self.adding.fetch_add(nanos(started), Ordering::Relaxed);
+    }
+
+    /// Books an update of so many elements that began at `started`; `absolute` is the sum of their absolute gradients.
+    pub(super) fn updated(&self, started: Instant, elements: u64, absolute: f64) {
+        self.updating.fetch_add(nanos(started), Ordering::Relaxed);
         self.elements.fetch_add(elements, Ordering::Relaxed);
+        *self.absolute.lock() += absolute;
     }
 
     pub(super) fn holds(&self, bytes: TierBytes) {
@@ -29,7 +36,9 @@ impl Progress {
 
     pub(super) fn work(&self) -> HostWork {
         HostWork {
-            seconds: self.nanos.load(Ordering::Relaxed) as f64 / 1e9,
+            updating: self.updating.load(Ordering::Relaxed) as f64 / 1e9,
+            adding: self.adding.load(Ordering::Relaxed) as f64 / 1e9,
+            absolute: *self.absolute.lock(),
             elements: self.elements.load(Ordering::Relaxed),
             bytes: *self.bytes.lock(),
         }
@@ -50,4 +59,8 @@ impl Progress {
         let reason = self.failed.lock().clone();
         Error::Engine(format!("{name}: {}", reason.as_deref().unwrap_or("it ended")))
     }
+}
+
+fn nanos(started: Instant) -> u64 {
+    u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -3,7 +3,7 @@
 use super::score::{self, Weight};
 use super::{Offloading, Step};
 use crate::engine::core::Core;
-use crate::stage::{Candidates, Every, Selector};
+use crate::stage::{Candidates, Decision, Every, Interval, Selector};
 use crate::{Error, Result};
 
 /// By flat buffer and slot: the chosen columns, ascending; none where nothing is chosen from.
@@ -18,28 +18,62 @@ struct Place {
 }
 
 impl Offloading {
-    /// Chooses columns again where the clock says so, and moves those that changed.
+    /// Chooses columns again where the clock says so, or an earlier run did, and moves those that changed.
     pub(super) fn choose(&mut self, core: &mut Core, step: &Step<'_>) -> Result<()> {
         let Some(mut selector) = self.selector.take() else { return Ok(()) };
         let every = selector.every();
-        let (may, must) = self.clock.choosing(every);
+        let (may, must) = self.when(every);
         if may {
             let before = selector.clone_box();
             let choice = self.candidates(core, step, &mut *selector)?;
             let turnover = self.turnover(&choice);
-            let enough = matches!(every, Every::Turnover(limit) if turnover > limit);
-            if must || enough {
+            let chooses = must || matches!(every, Every::Turnover(limit) if turnover > limit);
+            if chooses {
                 self.turnover = Some(turnover);
                 self.clock.chose();
                 self.adopt(core, &choice)?;
+                self.decide_interval(core)?;
             } else {
                 selector = before;
+            }
+            if matches!(every, Every::Turnover(_)) || matches!(self.policy.interval, Interval::Auto { .. }) {
+                let (update, interval) = (self.clock.update, self.clock.interval);
+                self.decision = Some(Decision { update, interval, choose: chooses });
             }
         }
         self.selector = Some(selector);
         if std::mem::take(&mut self.held) {
             self.pool.go()?;
         }
+        Ok(())
+    }
+
+    /// Whether columns may be chosen in this step, and whether they are, whatever the candidates.
+    fn when(&mut self, every: Every) -> (bool, bool) {
+        let Interval::Replay(decisions) = &self.policy.interval else {
+            let (may, must) = self.clock.choosing(every);
+            // The first measured interval is not put off until the columns differ enough.
+            return (may, must || may && self.pace.is_new());
+        };
+        let here = |decision: &&Decision| decision.update == self.clock.update;
+        match decisions.iter().find(here).filter(|_| !self.clock.warming_up() && self.clock.begins()) {
+            Some(decision) => {
+                self.clock.interval = decision.interval;
+                (decision.choose, decision.choose)
+            }
+            None => (false, false),
+        }
+    }
+
+    /// Takes the interval that rank 0 finds best, where it is automatic.
+    fn decide_interval(&mut self, core: &mut Core) -> Result<()> {
+        let Interval::Auto { at_most, gradient_rule } = self.policy.interval else { return Ok(()) };
+        let mine = self.pace.suggest(self.clock.interval, at_most, gradient_rule).unwrap_or(self.clock.interval);
+        let answers = core.transport.exchange("update interval", mine.to_le_bytes().to_vec())?;
+        let first = answers.first().and_then(|answer| answer.first_chunk::<8>());
+        let first = first.ok_or_else(|| Error::comm("rank 0 sent a garbled update interval"))?;
+        self.clock.interval = u64::from_le_bytes(*first).clamp(1, at_most);
+        self.pace.decided();
         Ok(())
     }
 

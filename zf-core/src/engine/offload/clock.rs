@@ -32,8 +32,8 @@ impl Clock {
     pub(crate) fn new(policy: &OffloadPolicy) -> Self {
         let interval = match &policy.interval {
             Interval::Fixed(interval) => *interval,
-            // The first decision replaces it.
-            Interval::Auto { .. } => 1,
+            // A decision replaces it.
+            Interval::Auto { at_most, .. } => 4.min(*at_most),
             Interval::Replay(decisions) => decisions.first().map_or(1, |first| first.interval),
         };
         Self { warmup: policy.warmup, update: 0, position: 0, interval, window: 0, since_choice: None, next: None }

@@ -14,6 +14,7 @@ mod device_part;
 mod drain;
 mod moves;
 mod outbox;
+mod pace;
 mod pack;
 mod score;
 mod split;
@@ -33,6 +34,7 @@ use self::clock::check;
 use self::columns::total;
 use self::device_part::{DevicePart, gradients};
 use self::outbox::{Errand, Outbox, Source};
+use self::pace::Pace;
 use self::split::Split;
 pub use self::states::Saved;
 use super::core::Core;
@@ -41,10 +43,10 @@ use super::options::{EngineOptions, OffloadStages, Stages};
 use super::update::SlotHyper;
 use crate::layout::{DType, Layout};
 use crate::stage::{
-    AccumulateOn, HostPart, HostPool, HostUpdate, HostWork, Hyper, Keeps, Link, Needs, OffloadPolicy, Optimizer,
-    Promotion, Selector, Site, Traffic, Transport, Wire,
+    AccumulateOn, Decision, HostPart, HostPool, HostUpdate, HostWork, Hyper, Interval, Keeps, Link, Needs,
+    OffloadPolicy, Optimizer, Promotion, Selector, Site, Traffic, Transport, Wire,
 };
-use crate::trace::Trace;
+use crate::trace::{Lane, Trace};
 use crate::{Error, Result};
 
 /// What one rank keeps off its device, and what is on the way.
@@ -76,6 +78,11 @@ pub(crate) struct Offloading {
     submitted: Option<Submitted>,
     /// The schedule's factors of the present window, added up.
     lr_sum: f64,
+    pace: Pace,
+    /// Sum and number of the absolute gradients of chosen elements in this step.
+    chosen_sum: (f64, usize),
+    /// What was decided in this step.
+    decision: Option<Decision>,
     /// Whether the pending update waits for the next choice of columns.
     held: bool,
     /// The window of the newest update that is to arrive: its gradients leave before anybody waits for it.
@@ -167,6 +174,10 @@ pub struct OffloadReport {
     pub staleness: u64,
     /// Part of the chosen columns that changed, where columns were chosen.
     pub turnover: Option<f64>,
+    /// Updates in the window of this step; 0 without an offload.
+    pub interval: u64,
+    /// What was decided in this step, where anything is decided while running.
+    pub decision: Option<Decision>,
 }
 
 impl Offloading {
@@ -226,6 +237,7 @@ impl Offloading {
             host: options.host.clone(),
             cores: options.host_cores.clone(),
             folder: options.folder.clone(),
+            measures: matches!(policy.interval, Interval::Auto { .. }),
             heap: heap.clone(),
             trace: options.trace.clone(),
             lens,
@@ -256,6 +268,9 @@ impl Offloading {
             last: Submitted { touched: Vec::new(), hypers: Vec::new(), lr: 0.0, scale: 1.0 },
             submitted: None,
             lr_sum: 0.0,
+            pace: Pace::default(),
+            chosen_sum: (0.0, 0),
+            decision: None,
             held: false,
             awaited: 0,
         }))
@@ -317,7 +332,8 @@ impl Offloading {
     pub(crate) fn update(&mut self, core: &mut Core, step: &Step<'_>) -> Result<OffloadReport> {
         self.receive_all(core)?;
         let pending = if self.pending.is_some() { self.oldest } else { 0 };
-        self.turnover = None;
+        (self.turnover, self.decision) = (None, None);
+        self.pace.step(core.trace.totals().seconds(Lane::Wait));
         let staleness = self.clock.position + pending;
         if self.selector.is_some() {
             self.choose(core, step)?;
@@ -342,7 +358,10 @@ impl Offloading {
                 core.publish(index)?;
             }
         }
-        Ok(OffloadReport { staleness, turnover: self.turnover })
+        if let (sum, count @ 1..) = std::mem::take(&mut self.chosen_sum) {
+            self.pace.chosen(sum / count as f64);
+        }
+        Ok(OffloadReport { staleness, turnover: self.turnover, interval: length, decision: self.decision })
     }
 
     /// Adds this step's gradients of the host's elements to the window.
@@ -425,6 +444,7 @@ impl Offloading {
         // Sums of the device begin to cross the link at once.
         self.pump()?;
         (self.held, self.submitted) = (hold, Some(submitted));
+        self.pace.end_window(length, self.pool.work(), self.link.traffic());
         let visible = if asynchronous { self.pending.replace(expected) } else { Some(expected) };
         self.awaited = if asynchronous { window.saturating_sub(1) } else { window };
         self.oldest = length;
@@ -470,12 +490,21 @@ impl Offloading {
         };
         let (ranges, alike) = split.device_alike(|slot| chosen[slot], hyper);
         let grads = gradients(flat, split, &ranges)?;
+        if matches!(self.policy.interval, Interval::Auto { .. }) {
+            let sum = grads.f_abs()?.f_sum(Kind::Double)?.f_double_value(&[])? * f64::from(step.grad_scale.abs());
+            self.chosen_sum = (self.chosen_sum.0 + sum, self.chosen_sum.1 + grads.numel());
+        }
         tch::no_grad(|| part.device.update(flat, split, &*self.optimizer, (&ranges, &alike), &grads))
     }
 
     /// Time spent waiting since the last call.
     pub(crate) fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited) + self.outbox.take_waited()
+    }
+
+    /// Updates since the end of warm-up.
+    pub(crate) fn updates(&self) -> u64 {
+        self.clock.update
     }
 
     /// What crossed the link.

@@ -8,6 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::columns::{Block, Columns, Shape};
 use crate::engine::flat::FlatState;
+use crate::norm::{Kernel, Level};
 use crate::stage::{Collective, Group, Reduce, Request, Score, ScoreInput, ScoreReduction, Transport};
 use crate::{Error, Result};
 
@@ -76,14 +77,82 @@ struct Stretch<'a> {
     values: &'a [f32],
 }
 
+/// What is not a number matters least, what is infinite most.
+#[inline(always)]
+fn tame(value: f32) -> f32 {
+    value.max(0.0).min(f32::MAX)
+}
+
 impl Stretch<'_> {
-    fn each(&self, mut f: impl FnMut(usize, f32)) {
-        for (offset, &value) in self.values.iter().enumerate() {
-            // What is not a number matters least, what is infinite most.
-            let value = if value.is_nan() { 0.0 } else { value.clamp(0.0, f32::MAX) };
-            f(if self.along { self.column + offset } else { self.column }, value);
+    /// Raises the largest value of each column, or with one element in `tops` of all.
+    fn raise(&self, tops: &mut [f32]) {
+        if self.along && tops.len() > 1 {
+            tops[self.column..].iter_mut().zip(self.values).for_each(|(top, &value)| *top = top.max(tame(value)));
+        } else {
+            let top = &mut tops[if tops.len() > 1 { self.column } else { 0 }];
+            *top = top.max(Level::detect().run(Largest(self.values)));
         }
     }
+
+    /// Adds each value as a multiple of `unit` to its column.
+    fn add(&self, unit: f64, sums: &mut [i64]) {
+        // Dividing by a power of two is multiplying by another.
+        let inverse = 1.0 / unit;
+        let sums = if self.along {
+            &mut sums[self.column..self.column + self.values.len()]
+        } else {
+            &mut sums[self.column..=self.column]
+        };
+        Level::detect().run(Add { values: self.values, inverse, sums });
+    }
+}
+
+/// The largest of some values.
+struct Largest<'a>(&'a [f32]);
+
+impl Kernel for Largest<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run(self) -> f32 {
+        const LANES: usize = 16;
+        let (head, tail) = self.0.as_chunks::<LANES>();
+        let mut tops = [0f32; LANES];
+        for chunk in head {
+            for (top, &value) in tops.iter_mut().zip(chunk) {
+                *top = top.max(tame(value));
+            }
+        }
+        tops.iter().chain(tail).fold(0.0, |top, &value| top.max(tame(value)))
+    }
+}
+
+/// Adds values to sums: one each, or all to one.
+struct Add<'a> {
+    values: &'a [f32],
+    inverse: f64,
+    sums: &'a mut [i64],
+}
+
+impl Kernel for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { values, inverse, sums } = self;
+        if let [sum] = sums {
+            *sum += values.iter().map(|&value| multiple(value, inverse)).sum::<i64>();
+        } else {
+            sums.iter_mut().zip(values).for_each(|(sum, &value)| *sum += multiple(value, inverse));
+        }
+    }
+}
+
+/// The nearest multiple, ties to even: added to 1.5 x 2^52, the last bits of the sum are the integer.
+#[inline(always)]
+fn multiple(value: f32, inverse: f64) -> i64 {
+    const MAGIC: f64 = 6_755_399_441_055_744.0;
+    (f64::from(tame(value)) * inverse + MAGIC).to_bits() as i64 - MAGIC.to_bits() as i64
 }
 
 /// The score of every column of every weight, agreed by all ranks. `scale` unscales and clips gradients.
@@ -98,10 +167,7 @@ pub(crate) fn columns(
     for weight in weights {
         let mut tops = vec![0f32; if max { weight.columns() } else { 1 }];
         weight.values(score, scale, &mut |stretch| {
-            stretch.each(|column, value| {
-                let top = &mut tops[if max { column } else { 0 }];
-                *top = top.max(value);
-            });
+            stretch.raise(&mut tops);
         })?;
         largest.push(tops);
     }
@@ -116,7 +182,7 @@ pub(crate) fn columns(
         sums.resize(first + weight.columns(), 0);
         let sums = &mut sums[first..];
         weight.values(score, scale, &mut |stretch| {
-            stretch.each(|column, value| sums[column] += (f64::from(value) / unit).round_ties_even() as i64);
+            stretch.add(unit, sums);
         })?;
     }
     let sums = if transport.world() > 1 { add_up(&sums, transport)? } else { sums };
@@ -167,7 +233,7 @@ fn add_up(sums: &[i64], transport: &mut dyn Transport) -> Result<Vec<i64>> {
 
 #[cfg(test)]
 mod tests {
-    use super::unit;
+    use super::*;
 
     #[test]
     fn the_unit_is_a_power_of_two_far_below_the_largest() {
@@ -178,5 +244,31 @@ mod tests {
             assert!((2f64.powi(40)..2f64.powi(41)).contains(&ratio), "{largest}: {ratio}");
         }
         assert_eq!(unit(0.0), 1.0);
+    }
+
+    #[test]
+    fn multiples_are_rounded_to_even_and_wild_values_tamed() {
+        let nearest = |value: f32| multiple(value, 2.0);
+        assert_eq!([0.0, 0.25, 0.75, 1.25, 3.0].map(nearest), [0, 0, 2, 2, 6]);
+        assert_eq!(nearest(f32::NAN), 0);
+        let unit = unit(f32::MAX);
+        assert_eq!(multiple(f32::INFINITY, 1.0 / unit), multiple(f32::MAX, 1.0 / unit));
+    }
+
+    #[test]
+    fn stretches_raise_and_add_by_column() {
+        let values: Vec<f32> = (0..40).map(|i| i as f32).collect();
+        let (mut tops, mut one, mut sums) = (vec![5f32; 44], vec![0f32], vec![0i64; 44]);
+        let along = Stretch { column: 3, along: true, values: &values };
+        along.raise(&mut tops);
+        along.raise(&mut one);
+        along.add(0.5, &mut sums);
+        assert_eq!((tops[2], tops[3], tops[10], tops[42], one[0]), (5.0, 5.0, 7.0, 39.0, 39.0));
+        assert_eq!((sums[2], sums[3], sums[42]), (0, 0, 78));
+        let down = Stretch { column: 2, along: false, values: &values };
+        let (mut tops, mut sums) = (vec![0f32; 5], vec![0i64; 5]);
+        down.raise(&mut tops);
+        down.add(0.5, &mut sums);
+        assert_eq!((tops, sums), (vec![0.0, 0.0, 39.0, 0.0, 0.0], vec![0, 0, 2 * 780, 0, 0]));
     }
 }
