@@ -188,6 +188,11 @@ impl Engine {
         lock(&self.shared).offload.as_ref().map(Offloading::work).unwrap_or_default()
     }
 
+    /// What a person should know of an offload at the start.
+    pub fn offload_notes(&self) -> Vec<String> {
+        lock(&self.shared).offload.as_ref().map(Offloading::notes).unwrap_or_default()
+    }
+
     /// Updates since the end of an offload's warm-up, by which its decisions are numbered.
     pub fn offload_updates(&self) -> u64 {
         lock(&self.shared).offload.as_ref().map_or(0, Offloading::updates)

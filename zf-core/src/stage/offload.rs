@@ -308,6 +308,11 @@ pub trait HostPool: Send {
 
     /// What was done so far.
     fn work(&self) -> HostWork;
+
+    /// What a person should know at the start, such as how files are read.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// What `[offload]` builds.

@@ -79,6 +79,7 @@ impl Meter {
             if run.world == 1 { "" } else { "s" },
         )];
         notes.extend(training.data.dataset.notes());
+        notes.extend(run.engine.offload_notes());
         notes
     }
 

@@ -42,17 +42,19 @@ impl Offload for Placed {
 
     fn open(&self, site: Site) -> Result<Box<dyn HostPool>> {
         let arrays = 1 + site.optimizer.state().len();
-        let tier: Box<dyn Tier> = {
+        let (tier, notes): (Box<dyn Tier>, Vec<String>) = {
             let _host = site.heap.enter();
             match self.tier {
-                TierKind::Host => Box::new(MemoryTier::new(&site.lens, arrays)?),
+                TierKind::Host => (Box::new(MemoryTier::new(&site.lens, arrays)?), Vec::new()),
                 TierKind::File => {
                     let folder = site.folder.join("states");
-                    Box::new(FileTier::new(&folder, &site.lens, arrays, &FileSettings::default())?)
+                    let tier = FileTier::new(&folder, &site.lens, arrays, &FileSettings::default())?;
+                    let notes = tier.notes().to_vec();
+                    (Box::new(tier), notes)
                 }
             }
         };
-        Ok(Box::new(Worker::start(site, tier, self.policy.buffers)?))
+        Ok(Box::new(Worker::start(site, tier, self.policy.buffers)?.with_notes(notes)))
     }
 }
 

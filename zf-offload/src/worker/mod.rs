@@ -39,6 +39,7 @@ pub struct Worker {
     gives: u64,
     progress: Arc<Progress>,
     threads: Vec<JoinHandle<()>>,
+    notes: Vec<String>,
 }
 
 impl Worker {
@@ -128,7 +129,14 @@ impl Worker {
             gives: 0,
             progress,
             threads: vec![worker, sender],
+            notes: Vec::new(),
         })
+    }
+
+    /// The same with something to tell a person at the start.
+    #[must_use]
+    pub fn with_notes(self, notes: Vec<String>) -> Self {
+        Self { notes, ..self }
     }
 
     fn ask(&self, request: Request) -> Result<()> {
@@ -315,6 +323,10 @@ impl HostPool for Worker {
 
     fn work(&self) -> HostWork {
         self.progress.work()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 }
 

@@ -502,6 +502,11 @@ impl Offloading {
         std::mem::take(&mut self.waited) + self.outbox.take_waited()
     }
 
+    /// What a person should know at the start.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.pool.notes()
+    }
+
     /// Updates since the end of warm-up.
     pub(crate) fn updates(&self) -> u64 {
         self.clock.update
