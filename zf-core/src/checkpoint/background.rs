@@ -15,6 +15,12 @@ use crate::{Error, Result};
 /// What the thread is told.
 enum Job {
     Save(Box<(RankState, Option<Meta>)>),
+    /// A save whose state could not be collected.
+    GiveUp {
+        step: u64,
+        world: usize,
+        reason: String,
+    },
     /// Answered when all jobs before it are done.
     Flush(Sender<()>),
 }
@@ -60,6 +66,15 @@ impl AsyncWriter {
     pub fn submit(&self, state: RankState, meta: Option<Meta>) -> Result<()> {
         self.flush()?;
         self.send(Job::Save(Box::new((state, meta))))
+    }
+
+    /// In the place of [`AsyncWriter::submit`], where this rank could not collect its state: rank 0 is told why.
+    ///
+    /// # Errors
+    /// That of the save before.
+    pub fn give_up(&self, step: u64, world: usize, reason: String) -> Result<()> {
+        self.flush()?;
+        self.send(Job::GiveUp { step, world, reason })
     }
 
     /// Waits until everything submitted is written.
@@ -109,6 +124,7 @@ fn work(mut writer: Writer, queue: &Receiver<Job>, failure: &Mutex<Option<Error>
                     failure.lock().get_or_insert(error);
                 }
             }
+            Job::GiveUp { step, world, reason } => writer.give_up(step, world, reason),
             // Nobody listens when the caller gave up; that is its affair.
             Job::Flush(done) => drop(done.send(())),
         }

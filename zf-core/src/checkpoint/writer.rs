@@ -90,7 +90,7 @@ impl Writer {
         fs::create_dir_all(&partial).map_err(|e| Error::io(&partial, e))?;
         let result = shard::write(&partial, &state);
         if self.rank != 0 {
-            return self.leave_part(&partial, &state, result);
+            return self.leave_part(&partial, state.step, state.world, result);
         }
         let own = result?;
         let meta = meta.ok_or_else(|| {
@@ -111,32 +111,43 @@ impl Writer {
         prune(&self.root, self.options.keep, &spared)
     }
 
+    /// In the place of a save whose state this rank could not collect: tells rank 0 why, so that it does not wait.
+    pub(super) fn give_up(&mut self, step: u64, world: usize, reason: String) {
+        let save = self.saves;
+        self.saves += 1;
+        let partial = partial_path(&self.root, step, &self.options.attempt, save);
+        if self.rank > 0 && fs::create_dir_all(&partial).is_ok() {
+            // Whoever gives up has an error already.
+            let _ = self.leave_part(&partial, step, world, Err(Error::Engine(reason)));
+        }
+    }
+
     /// A flag that shortens all waiting for other ranks, for a program that is ending.
     pub(super) fn ending(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.ending)
     }
 
     /// Tells rank 0 what this rank wrote, or why it could not.
-    fn leave_part(&self, partial: &Path, state: &RankState, result: Result<(FileEntry, Vec<Entry>)>) -> Result<()> {
+    fn leave_part(
+        &self,
+        partial: &Path,
+        step: u64,
+        world: usize,
+        result: Result<(FileEntry, Vec<Entry>)>,
+    ) -> Result<()> {
         let outcome = match &result {
             Ok((file, entries)) => Outcome::Written { file: file.clone(), entries: entries.clone() },
             Err(error) => Outcome::Failed { reason: error.to_string() },
         };
-        let part = Part {
-            attempt: self.options.attempt.clone(),
-            step: state.step,
-            rank: state.rank,
-            world: state.world,
-            outcome,
-        };
-        let path = part_path(partial, state.rank);
+        let part = Part { attempt: self.options.attempt.clone(), step, rank: self.rank, world, outcome };
+        let path = part_path(partial, self.rank);
         let text = serde_json::to_vec(&part).map_err(|e| Error::Engine(format!("{}: {e}", path.display())))?;
         let left = write_atomic(&path, &text);
         if result.is_err() && left.is_err() {
             // The disk is full: what was written of this part is of no use, and an empty file takes no space.
-            let _ = fs::remove_file(partial.join(shard::file_name(state.rank, state.world)));
+            let _ = fs::remove_file(partial.join(shard::file_name(self.rank, world)));
             if write_atomic(&path, &text).is_err() {
-                let _ = fs::File::create(failed_path(partial, state.rank));
+                let _ = fs::File::create(failed_path(partial, self.rank));
             }
         }
         result?;

@@ -34,7 +34,14 @@ impl Saver {
         // The last one must be on disk before the next copy is made: one snapshot at a time.
         self.writer.flush()?;
         let step = run.engine.steps();
-        let pieces = run.engine.export()?;
+        let pieces = match run.engine.export() {
+            Ok(pieces) => pieces,
+            Err(error) => {
+                // It is this error that counts.
+                let _ = self.writer.give_up(step, run.world, error.to_string());
+                return Err(error);
+            }
+        };
         let meta = (run.rank == 0).then(|| meta(run, best)).transpose()?;
         self.writer.submit(RankState { step, rank: run.rank, world: run.world, pieces }, meta)?;
         self.last = Some(step);
