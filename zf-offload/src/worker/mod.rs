@@ -135,8 +135,9 @@ impl Worker {
 
     /// The same with something to tell a person at the start.
     #[must_use]
-    pub fn with_notes(self, notes: Vec<String>) -> Self {
-        Self { notes, ..self }
+    pub fn with_notes(mut self, notes: Vec<String>) -> Self {
+        self.notes = notes;
+        self
     }
 
     fn ask(&self, request: Request) -> Result<()> {
