@@ -112,8 +112,10 @@ fn of_the_selection() {
 #[test]
 fn of_the_host_and_the_link() {
     check(&[
-        file("host without an offload", "host.threads = 2", &["run.toml:2:1", "has no effect without an offload"]),
-        file("link without an offload", "device.link = { kind = \"direct\" }", &["run.toml:2:1", "has no effect"]),
+        // They describe the machine, which the cases of a sweep share.
+        Row::works("machine without an offload", TRAIN, &["run folder: new"], |place| {
+            place.run("host.threads = 2\ndevice.link = { kind = \"direct\" }");
+        }),
         file(
             "no threads",
             "offload.kind = \"host\"\nhost.threads = 0",
