@@ -13,13 +13,11 @@ def smooth(values, width):
 
 
 def panel(title, result, top):
-    """One panel: validation losses as lines with points, training losses thin; and its height."""
+    """One panel: validation losses as lines with points, training losses thin; `top` is where it begins."""
     cases = list(result["cases"].values())
     start = sum(result["before"]) / len(result["before"])
-    low = min(min(case["validation"]) for case in cases)
-    low, high = math.floor(low * 4 - 0.5) / 4, math.ceil(start * 4) / 4
-    # From scratch the first steps would leave no room for what differs.
-    high = min(high, low + 2.5)
+    shown = [loss for case in cases for loss in (*case["validation"], *smooth(case["training"], 10))]
+    low, high = math.floor(min(shown) * 4 - 0.5) / 4, math.ceil(max(start, *shown) * 4) / 4
     bottom, right = top + HEIGHT - BOTTOM, WIDTH - 16
 
     def place(step, loss):
@@ -27,8 +25,8 @@ def panel(title, result, top):
         return f"{x:.1f},{bottom - (bottom - top - TOP) * (loss - low) / (high - low):.1f}"
 
     def line(points, style):
-        shown = [place(step, loss) for step, loss in points if loss <= high]
-        return f'<polyline points="{" ".join(shown)}" fill="none" {style}/>'
+        places = " ".join(place(step, loss) for step, loss in points)
+        return f'<polyline points="{places}" fill="none" {style}/>'
 
     yield f'<text x="{LEFT}" y="{top + 18}" font-weight="bold" fill="#222222">{title}: loss (nats a byte) over steps</text>'
     ticks = round((high - low) / 0.25)
@@ -48,9 +46,8 @@ def panel(title, result, top):
         points = [(0, start), *zip(case["at"], case["validation"])]
         yield line(points, f'stroke="{colour}" stroke-width="1.8"')
         for step, loss in points:
-            if loss <= high:
-                x, y = place(step, loss).split(",")
-                yield f'<circle cx="{x}" cy="{y}" r="2.4" fill="{colour}"/>'
+            x, y = place(step, loss).split(",")
+            yield f'<circle cx="{x}" cy="{y}" r="2.4" fill="{colour}"/>'
     for number, (colour, case) in enumerate(zip(COLOURS, cases)):
         y = top + TOP + 12 + number * KEY
         yield f'<path d="M{right - 372} {y - 4}h20" stroke="{colour}" stroke-width="2"/>'

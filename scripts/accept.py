@@ -124,6 +124,13 @@ def adamw():
     return {"optim.kind": "adamw", "optim.lr": 1e-3, "optim.betas": [0.9, 0.95], "optim.weight_decay": 0.1}
 
 
+@check("ZF_TEST_RESUMES=41 cargo test --release -p zf-tests --test all -- --exact offload_life::resume::asynchronous_from_consecutive_steps")
+def forty_resumptions():
+    """Asynchronous ZenFlow, S = 4, R = 4 and 8, resumed from each of forty consecutive steps: losses and state of the end."""
+    test("offload_life::resume::asynchronous_from_consecutive_steps", {"ZF_TEST_RESUMES": "41"})
+    return "40 resumptions each, same losses and state hash"
+
+
 @check("ZF_TEST_KILLS=20 cargo test --release -p zf-tests --test all -- --exact lifecycle::kill::a_run_survives_sigkill")
 def twenty_kills():
     """SIGKILL at twenty random moments; losses and state of the end equal those of an undisturbed run."""

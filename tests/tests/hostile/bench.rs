@@ -16,7 +16,7 @@ const LINES: usize = 6;
 const WORKERS: usize = 2;
 
 /// One broken thing, and how it is to be refused.
-pub(super) struct Row<'a> {
+pub(crate) struct Row<'a> {
     name: String,
     make: Box<dyn Fn(&Place) + Send + Sync + 'a>,
     command: Vec<String>,
@@ -25,7 +25,7 @@ pub(super) struct Row<'a> {
 }
 
 /// The folder of a row, which is the program's current folder.
-pub(super) struct Place(PathBuf);
+pub(crate) struct Place(PathBuf);
 
 /// What the program did.
 struct Ended {
@@ -36,7 +36,7 @@ struct Ended {
 
 impl<'a> Row<'a> {
     /// A row of `zf` with the words of `command`, refused with exit code 2 and everything that `says` lists.
-    pub(super) fn new(name: &str, command: &str, says: &[&str], make: impl Fn(&Place) + Send + Sync + 'a) -> Self {
+    pub(crate) fn new(name: &str, command: &str, says: &[&str], make: impl Fn(&Place) + Send + Sync + 'a) -> Self {
         Self {
             name: name.to_owned(),
             make: Box::new(make),
@@ -47,12 +47,12 @@ impl<'a> Row<'a> {
     }
 
     /// The command on the unbroken thing, which must work, and what it prints.
-    pub(super) fn works(name: &str, command: &str, says: &[&str], make: impl Fn(&Place) + Send + Sync + 'a) -> Self {
+    pub(crate) fn works(name: &str, command: &str, says: &[&str], make: impl Fn(&Place) + Send + Sync + 'a) -> Self {
         Self { code: 0, ..Self::new(name, command, says, make) }
     }
 
     /// One more word of the command, spaces and all.
-    pub(super) fn arg(mut self, word: &str) -> Self {
+    pub(crate) fn arg(mut self, word: &str) -> Self {
         self.command.push(word.to_owned());
         self
     }
@@ -60,36 +60,36 @@ impl<'a> Row<'a> {
 
 impl Place {
     /// A path within the folder.
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
     /// Writes a file, and the folders above it.
-    pub(super) fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
+    pub(crate) fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
         let path = self.path(name);
         fs::create_dir_all(path.parent().expect("a file lies in a folder")).expect("the folder of a row");
         fs::write(path, contents).expect("a file of a row");
     }
 
     /// A run file that works when nothing else is said: one step of the tiny Llama on the reference tokens.
-    pub(super) fn base(&self) {
+    pub(crate) fn base(&self) {
         self.write("base.toml", base());
     }
 
     /// `run.toml`: the working run with `text` over it, from line 2 on.
-    pub(super) fn run(&self, text: &str) {
+    pub(crate) fn run(&self, text: &str) {
         self.base();
         self.write("run.toml", format!("extends = \"base.toml\"\n{text}\n"));
     }
 
     /// Lays `text` over the working run file, under its own name.
-    pub(super) fn run_over(&self, text: &str) {
+    pub(crate) fn run_over(&self, text: &str) {
         self.write("below.toml", base());
         self.write("base.toml", format!("extends = \"below.toml\"\n{text}\n"));
     }
 
     /// Copies a folder of the repository or of another test, all files deep.
-    pub(super) fn copy(&self, from: &Path, name: &str) {
+    pub(crate) fn copy(&self, from: &Path, name: &str) {
         fn walk(from: &Path, to: &Path) -> std::io::Result<()> {
             fs::create_dir_all(to)?;
             for entry in fs::read_dir(from)? {
@@ -108,7 +108,7 @@ impl Place {
 }
 
 /// The text of the run file that works.
-pub(super) fn base() -> String {
+pub(crate) fn base() -> String {
     format!(
         "[model]\npath = {:?}\n[data]\npath = {:?}\nsequence_length = 32\n[run]\nsteps = 1\nglobal_batch = 4\n\
          micro_batch = 2\ncheckpoint = {{ best = false }}\n[transport]\nranks = 2\ntimeout = \"20s\"\n\
@@ -122,7 +122,7 @@ pub(super) fn base() -> String {
 ///
 /// # Panics
 /// When a row is not refused as it says.
-pub(super) fn check(rows: &[Row<'_>]) {
+pub(crate) fn check(rows: &[Row<'_>]) {
     let mut names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
     names.sort_unstable();
     names.dedup();
@@ -148,7 +148,7 @@ pub(super) fn check(rows: &[Row<'_>]) {
 ///
 /// # Panics
 /// When it fails.
-pub(super) fn run_well(folder: &Path, command: &[&str]) {
+pub(crate) fn run_well(folder: &Path, command: &[&str]) {
     let words: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
     let ended = start(folder, &words).expect("the program starts and ends");
     assert_eq!(ended.code, Some(0), "zf {}: {}", words.join(" "), ended.stderr);

@@ -3,7 +3,7 @@
 //!
 //! A row starts from something that works (the first rows of each table show that it does) and breaks one thing.
 
-mod bench;
+pub(crate) mod bench;
 mod checkpoints;
 mod data;
 mod models;

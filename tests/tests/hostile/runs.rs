@@ -115,27 +115,12 @@ fn keys_and_values() {
                 format!("data = {{ path = {:?}, sequence_length = 8 }}\nrun.steps = 1\n", golden("tokens.bin")),
             );
         }),
-        file(
-            "not here yet: selection",
-            "[select]\nkind = \"topk\"",
-            &["run.toml:2:2", "[select] is not in this version"],
-        ),
-        file(
-            "not here yet: offload",
-            "[offload]\nkind = \"zenflow\"",
-            &["run.toml:2:2", "[offload] is not in this version"],
-        ),
         file("not here yet: mesh", "[mesh]\ntensor = 2", &["run.toml:2:2", "[mesh] is not in this version"]),
         file("a sweep", "[sweep]\nseeds = [1]", &["run.toml:2:2", "[sweep] lists several runs", "`zf ablate`"]),
         file(
             "not here yet: recomputation",
             "[activation]\nkind = \"keep\"",
             &["run.toml:2:2", "[activation] is not in"],
-        ),
-        file(
-            "not here yet: link",
-            "[device]\nlink = { bandwidth = \"4GB/s\" }",
-            &["run.toml:3:1", "`device.link` is not in this"],
         ),
         file(
             "parameters split further than gradients",

@@ -2,7 +2,10 @@
 //! link and the files, and with settings that make no sense.
 
 mod absorb;
+mod export;
 mod faults;
+mod hostile;
+mod killed;
 mod resume;
 
 use std::path::{Path, PathBuf};
