@@ -27,6 +27,9 @@ use crate::throttle::Throttle;
 /// Elements that one thread updates between two looks at the queue.
 const PIECE: usize = 1 << 18;
 
+/// Seconds between two looks at the queue where the host is slowed down.
+const GLANCE: f64 = 0.01;
+
 /// Elements of several buffers, in column order.
 pub(super) type Elements = Vec<(usize, Vec<Range<usize>>)>;
 
@@ -205,10 +208,18 @@ impl Actor {
         Ok(())
     }
 
+    /// Elements between two looks at the queue: fewer where the host is slow, so that columns are handed over at once all the
+    /// same.
+    fn piece(&self) -> usize {
+        let most = PIECE * self.threads;
+        let bytes = 8 * self.arrays + 8;
+        self.throttle.rate().map_or(most, |rate| ((rate * GLANCE / bytes as f64) as usize).clamp(1 << 10, most))
+    }
+
     /// Makes the next piece of the present update.
     fn advance(&mut self) -> Result<()> {
         let Some(present) = self.state.present.as_mut().filter(|present| !present.held) else { return Ok(()) };
-        let parts = present.work.next(PIECE * self.threads);
+        let parts = present.work.next(self.piece());
         let done = present.work.is_empty();
         if !parts.is_empty() {
             self.update(&parts)?;

@@ -52,8 +52,10 @@ impl Offloading {
     fn when(&mut self, every: Every) -> (bool, bool) {
         let Interval::Replay(decisions) = &self.policy.interval else {
             let (may, must) = self.clock.choosing(every);
-            // The first measured interval is not put off until the columns differ enough.
-            return (may, must || may && self.pace.is_new());
+            // The first measured interval is not put off until columns are due.
+            let automatic = matches!(self.policy.interval, Interval::Auto { .. });
+            let first = automatic && self.pace.is_new() && self.clock.begins() && !self.clock.warming_up();
+            return (may || first, must || first);
         };
         let here = |decision: &&Decision| decision.update == self.clock.update;
         match decisions.iter().find(here).filter(|_| !self.clock.warming_up() && self.clock.begins()) {
@@ -187,7 +189,7 @@ impl Offloading {
 }
 
 /// The index of the rule's running mean of squares among its states.
-fn second_moment(optimizer: &dyn crate::stage::Optimizer) -> Result<usize> {
+pub(super) fn second_moment(optimizer: &dyn crate::stage::Optimizer) -> Result<usize> {
     optimizer.state().iter().position(|state| *state == "exp_avg_sq").ok_or_else(|| {
         Error::Config(
             "`select.score`: it needs the running mean of squared gradients, which this update rule does not have"

@@ -199,6 +199,9 @@ impl Offloading {
         }
         let selector = (policy.keeps == Keeps::Chosen).then(|| selector.clone_box());
         check(&policy, selector.as_ref().map(|selector| selector.every()), options.exact)?;
+        if selector.as_ref().and_then(|selector| selector.score()).is_some_and(|score| score.needs().second_moment) {
+            choice::second_moment(&*stages.optimizer)?;
+        }
         let axis = selector.as_ref().map_or_else(Default::default, |selector| selector.axis());
         let arrays = 1 + stages.optimizer.state().len();
         let (rank, device) = (transport.rank(), options.device);
