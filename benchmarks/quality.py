@@ -68,7 +68,7 @@ CASES = {
     "auto": ("ZenFlow, k = 0.1, S and R automatic",
              zenflow(0.1, "auto", offload__update_interval="auto", host__bandwidth=SLOW_HOST)),
     "random": ("ZenFlow, random columns, k = 0.1, S = 4, R = 4", zenflow(0.1, 4, select__kind="random")),
-    "warmup": ("ZenFlow, k = 0.1, S = 4, R = 4, after 40 steps of warm-up", zenflow(0.1, 4, offload__warmup=40)),
+    "warmup": ("ZenFlow, k = 0.1, S = 4, R = 4, 40 steps of warm-up", zenflow(0.1, 4, offload__warmup=40)),
 }
 FINE = ["adamw", "k0.1", "k0.1-r8", "k0.05", "auto", "random"]
 SCRATCH = ["adamw", "k0.1"]
