@@ -218,8 +218,9 @@ impl Actor {
 
     /// Makes the next piece of the present update.
     fn advance(&mut self) -> Result<()> {
+        let piece = self.piece();
         let Some(present) = self.state.present.as_mut().filter(|present| !present.held) else { return Ok(()) };
-        let parts = present.work.next(self.piece());
+        let parts = present.work.next(piece);
         let done = present.work.is_empty();
         if !parts.is_empty() {
             self.update(&parts)?;
