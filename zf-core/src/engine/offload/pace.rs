@@ -90,11 +90,10 @@ impl Pace {
         let spare = window.device - window.adding;
         let hidden = if spare > 0.0 { ((window.update + window.transfers) / spare).ceil() } else { f64::INFINITY };
         let mut wanted = (hidden as u64).clamp(1, at_most);
-        if let (true, Some(accumulated), Some(chosen)) = (gradient_rule, window.accumulated, self.chosen) {
-            if accumulated > 0.0 {
-                let allowed = (window.length as f64 * chosen / accumulated).floor() as u64;
-                wanted = wanted.min(allowed.max(1));
-            }
+        let accumulated = window.accumulated.filter(|accumulated| gradient_rule && *accumulated > 0.0);
+        if let (Some(accumulated), Some(chosen)) = (accumulated, self.chosen) {
+            let allowed = (window.length as f64 * chosen / accumulated).floor() as u64;
+            wanted = wanted.min(allowed.max(1));
         }
         // Longer at once, shorter only where it is worth it, so that noise does not move it to and fro.
         Some(if wanted > present || wanted + 1 < present { wanted } else { present })

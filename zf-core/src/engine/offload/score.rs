@@ -79,6 +79,7 @@ struct Stretch<'a> {
 
 /// What is not a number matters least, what is infinite most.
 #[inline(always)]
+#[expect(clippy::manual_clamp, reason = "clamp would let pass what is not a number")]
 fn tame(value: f32) -> f32 {
     value.max(0.0).min(f32::MAX)
 }
