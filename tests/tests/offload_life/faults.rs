@@ -437,7 +437,7 @@ fn a_full_device() {
 fn workers_end_with_their_run() {
     let threads = || std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
     let folder = tempfile::tempdir().expect("a folder");
-    let text = zenflow(4, &format!("transport.ranks = 2\nrun.steps = 3\noffload.tier = \"file\"\n"));
+    let text = zenflow(4, "transport.ranks = 2\nrun.steps = 3\noffload.tier = \"file\"\n");
     whole(&text, folder.path());
     let before = threads();
     for _ in 0..3 {

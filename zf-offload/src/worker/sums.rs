@@ -301,6 +301,7 @@ impl<T: Element> Kernel for Add<'_, T> {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "lists of ranges, some of which have one")]
 mod tests {
     use super::*;
 
