@@ -447,7 +447,8 @@ impl Offloading {
         // Sums of the device begin to cross the link at once.
         self.pump()?;
         (self.held, self.submitted) = (hold, Some(submitted));
-        self.pace.end_window(length, self.pool.work(), self.link.traffic());
+        let elements = expected.elements.iter().sum();
+        self.pace.end_window(length, elements, self.on_device, self.pool.work(), self.link.traffic());
         let visible = if asynchronous { self.pending.replace(expected) } else { Some(expected) };
         self.awaited = if asynchronous { window.saturating_sub(1) } else { window };
         self.oldest = length;

@@ -56,19 +56,25 @@ impl Pace {
         self.chosen = Some(self.chosen.map_or(mean, |old| old + NEW * (mean - old)));
     }
 
-    /// A window of `length` updates is complete.
-    pub(super) fn end_window(&mut self, length: u64, work: HostWork, traffic: Traffic) {
+    /// A window of `length` updates is complete, whose update is of `elements` elements. What the host takes for it is known by
+    /// the element: it is rarely just done when a window ends. `at_once` says that gradients cross the link together, after the
+    /// last of these updates, rather than after each.
+    pub(super) fn end_window(&mut self, length: u64, elements: usize, at_once: bool, work: HostWork, traffic: Traffic) {
         let device = self.device.take();
         if let (Some((work_before, traffic_before)), Some(device)) = (self.before.replace((work, traffic)), device) {
             let updated = work.elements - work_before.elements;
-            let sums = work.absolute - work_before.absolute;
+            if updated == 0 {
+                return;
+            }
+            let share = elements as f64 / updated as f64;
+            let up = (traffic.busy_to_host - traffic_before.busy_to_host) / if at_once { 1.0 } else { length as f64 };
+            let down = (traffic.busy_to_device - traffic_before.busy_to_device) * share;
             self.window = Some(Window {
                 device,
-                update: work.updating - work_before.updating,
+                update: (work.updating - work_before.updating) * share,
                 adding: (work.adding - work_before.adding) / length as f64,
-                transfers: traffic.busy_to_device - traffic_before.busy_to_device
-                    + (traffic.busy_to_host - traffic_before.busy_to_host) / length as f64,
-                accumulated: (updated > 0).then(|| sums / updated as f64),
+                transfers: up + down,
+                accumulated: Some((work.absolute - work_before.absolute) / updated as f64),
                 length,
             });
         }
