@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`link`] | links between a device and its host: direct, emulated (of a given speed), CUDA |
 //! | [`tier`] | masters and optimizer states in host memory or in files |
+//! | [`worker`] | the thread that owns a rank's states: adds gradients up, updates, hands columns over |
+//! | [`kinds`] | what `[offload]` chooses: `none`, `host` (ZeRO-Offload), `zenflow` |
 //! | [`cores`] | which cores devices and host work use |
 //! | [`throttle`] | work slowed down to a rate |
 //!
