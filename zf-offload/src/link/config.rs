@@ -51,7 +51,7 @@ zf_core::register!(
     "emulated",
     EmulatedConfig,
     "real copies on threads of their own, full duplex, that take latency + bytes / bandwidth",
-    "[device]\nkind = \"emulated\"\nlink = { kind = \"emulated\", bandwidth = \"4GB/s\", latency = \"10us\" }"
+    "[device]\nkind = \"emulated\"\nmemory = \"512MiB\"\nlink = { kind = \"emulated\", bandwidth = \"4GB/s\", latency = \"10us\" }"
 );
 
 /// Settings of the link `direct`: none.
