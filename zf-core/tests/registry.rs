@@ -119,8 +119,8 @@ fn unknown_slots_are_answered_with_the_list_and_the_nearest() {
     let error = Registry::global().expect("no duplicates").get("schedul", "test-flat").expect_err("no such slot");
     assert_eq!(
         error.to_string(),
-        "unknown slot `schedul`, did you mean `schedule`? slots are: data, model, optim, partition, preset, schedule, \
-         transport, transport.wrap",
+        "unknown slot `schedul`, did you mean `schedule`? slots are: data, device.link, model, offload, optim, partition, preset, \
+         schedule, select, select.score, select.wrap, transport, transport.wrap",
     );
 }
 

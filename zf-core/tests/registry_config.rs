@@ -238,14 +238,15 @@ fn errors_in_fixed_sections_show_line_and_caret() {
         "[run]\nsteps = 1\n[rum]\nx = 1",
         "demo.toml:3:2: unknown section [rum]\n   \
             3 | [rum]\n     \
-              |  ^^^ did you mean `run`? sections are: data, device, log, model, optim, partition, reduce, run, schedule, \
-         transport",
+              |  ^^^ did you mean `run`? sections are: data, device, host, log, model, offload, optim, partition, \
+         reduce, run, schedule, select, transport",
     );
     refused(
         "steps = 1",
         "demo.toml:1:1: unknown key `steps` outside of a section\n   \
             1 | steps = 1\n     \
-              | ^^^^^ sections are: data, device, log, model, optim, partition, reduce, run, schedule, transport",
+              | ^^^^^ sections are: data, device, host, log, model, offload, optim, partition, reduce, run, schedule, \
+         select, transport",
     );
     refused(
         "run = 3",

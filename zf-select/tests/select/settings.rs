@@ -117,7 +117,7 @@ fn wrong_settings_are_named() {
              weight-gradient",
         ),
         ("score = { kind = 'adma' }", "unknown value `adma` for `score.kind` in [select] topk; did you mean `adam`?"),
-        ("score = { eps = 1 }", "missing key `score.kind` in [select] topk"),
+        ("score = { eps = 1 }", "unknown key `score.eps` in [select] topk; nothing can be set here"),
         ("score = { kind = 3 }", "`score.kind` in [select] topk: expected the name of a stage, found integer `3`"),
         ("score = 3", "expected the name of a stage or a table with the key `kind`, found integer `3`"),
         ("score = { kind = 'adam', eps = 0 }", "`score.eps` in [select] topk: must be finite and at least 1.2e-38"),
