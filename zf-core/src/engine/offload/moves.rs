@@ -49,22 +49,24 @@ impl Offloading {
         let late = self.held && self.policy.promotion == Promotion::Late;
         // The gradients of a pending update have to be on their way before anybody waits for it.
         self.outbox.pack_all_of(None, &mut *self.pool, &self.link, &core.trace)?;
+        let started = Instant::now();
+        let wait = (!down.is_empty()).then(|| core.trace.wait("wait", "the host to hand columns over"));
+        // Taken before those that go up are announced, so that the two ways do not wait for each other.
+        let taken = (!down.is_empty()).then(|| self.pool.take(&down, late)).transpose()?;
         if !up.is_empty() {
             self.send_up(up)?;
         }
         let mut arrived = Vec::new();
-        if !down.is_empty() {
-            let started = Instant::now();
-            let _wait = core.trace.wait("wait", "the host to hand columns over");
-            let taken = self.pool.take(&down, late)?;
+        if let Some(taken) = taken {
             self.withdraw(&taken.withdrawn)?;
             let values = bring_down(&*self.link, taken.values, core.device())?;
-            self.waited += started.elapsed();
             let mut columns = Incoming { values, ranges: down, at: 0 };
             while let Some(next) = columns.next()? {
                 arrived.push(next);
             }
+            self.waited += started.elapsed();
         }
+        drop(wait);
         let mut arrived = arrived.into_iter().peekable();
         for index in changed {
             let Some(set) = sets[index].clone() else { continue };
