@@ -255,16 +255,16 @@ fn errors_in_fixed_sections_show_line_and_caret() {
               |       ^",
     );
     refused(
-        "[offload]\nkind = 'none'",
-        "demo.toml:1:2: [offload] is not in this version, which has no states in host memory or files\n   \
-            1 | [offload]\n     \
-              |  ^^^^^^^",
+        "[activation]\nkind = 'keep'",
+        "demo.toml:1:2: [activation] is not in this version, which has no recomputation and stores for activations\n   \
+            1 | [activation]\n     \
+              |  ^^^^^^^^^^",
     );
     refused(
-        "[device]\nlink = 1",
-        "demo.toml:2:1: `device.link` is not in this version, which has no links of limited speed\n   \
-            2 | link = 1\n     \
-              | ^^^^",
+        "[mesh]\ntensor = 2",
+        "demo.toml:1:2: [mesh] is not in this version, which has no axes beside data parallelism\n   \
+            1 | [mesh]\n     \
+              |  ^^^^",
     );
 }
 
