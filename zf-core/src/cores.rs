@@ -3,7 +3,7 @@
 //! Only cores that this process may use are given out, so that containers and batch systems stay in charge.
 //!
 //! ```
-//! use zf_offload::cores::{Core, split_of};
+//! use zf_core::cores::{Core, split_of};
 //!
 //! // Two physical cores with two threads each.
 //! let cores = [(0, 0), (1, 1), (2, 0), (3, 1)].map(|(id, physical)| Core { id, physical, node: 0 });
