@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use zf_tests::tiny;
 
+use crate::lifecycle::program;
+
 const KEYS: &str = "run.steps = 2\nrun.global_batch = 4\nrun.micro_batch = 2\nrun.exact = true\ntransport.ranks = 2\n";
 
 /// A sweep in a folder of its own.
@@ -31,10 +33,7 @@ impl Place {
     }
 
     fn command(&self, more: &[&str]) -> Command {
-        let test = std::env::current_exe().expect("the path of this test");
-        let program = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").join("zf");
-        assert!(program.is_file(), "{} is missing: cargo build --release -p zf-cli", program.display());
-        let mut command = Command::new(program);
+        let mut command = Command::new(program());
         command.args(["ablate", "s.toml", "--out", "out"]).args(more).current_dir(self.0.path());
         command.env("XDG_CACHE_HOME", self.path(".cache")).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

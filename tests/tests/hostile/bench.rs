@@ -9,11 +9,16 @@ use std::time::{Duration, Instant};
 
 use zf_tests::golden;
 
+use crate::lifecycle::program;
+
 /// The longest a row may take. A run that was wrongly accepted ends here.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Place, quoted line, caret line, and as many to spare: an error is read at a glance. Empty lines do not count.
 const LINES: usize = 6;
 const WORKERS: usize = 2;
+
+/// The command of most rows.
+pub(crate) const TRAIN: &str = "train run.toml --out new";
 
 /// One broken thing, and how it is to be refused.
 pub(crate) struct Row<'a> {
@@ -105,6 +110,11 @@ impl Place {
         }
         walk(from, &self.path(name)).expect("a copy of a folder");
     }
+}
+
+/// A run file of the working run with `text` over it, which begins on line 2, refused by [`TRAIN`].
+pub(crate) fn file<'a>(name: &str, text: &'a str, says: &[&str]) -> Row<'a> {
+    Row::new(name, TRAIN, says, move |place| place.run(text))
 }
 
 /// The text of the run file that works.
@@ -233,13 +243,4 @@ fn start(folder: &Path, command: &[String]) -> Result<Ended, String> {
     let read =
         |path: &Path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     Ok(Ended { code, stdout: read(&out), stderr: read(&err) })
-}
-
-/// The program beside this test: `target/release/zf` for `target/release/deps/all-…`.
-fn program() -> PathBuf {
-    let test = std::env::current_exe().expect("a test has a path");
-    let folder = test.parent().and_then(Path::parent).expect("tests lie in `deps`");
-    let program = folder.join(format!("zf{}", std::env::consts::EXE_SUFFIX));
-    assert!(program.is_file(), "{} is missing; build it first: cargo build --release -p zf-cli", program.display());
-    program
 }

@@ -2,7 +2,7 @@
 
 use zf_tests::golden;
 
-use super::bench::{Row, check};
+use super::bench::{Row, TRAIN, check};
 
 /// A run on the file `name` with these contents.
 fn data(row: &str, name: &'static str, contents: &'static [u8], says: &[&str]) -> Row<'static> {
@@ -11,7 +11,7 @@ fn data(row: &str, name: &'static str, contents: &'static [u8], says: &[&str]) -
 
 /// A run on the file `name` with more settings of `[data]`, from line 4 on.
 fn with(row: &str, name: &'static str, contents: &'static [u8], settings: &'static str, says: &[&str]) -> Row<'static> {
-    Row::new(row, "train run.toml --out new", says, move |place| {
+    Row::new(row, TRAIN, says, move |place| {
         place.write(name, contents);
         place.run(&format!("[data]\npath = \"{name}\"\n{settings}"));
     })
@@ -22,7 +22,7 @@ const GOOD: &str = "{\"text\": \"a line that can be read\"}\n";
 
 /// A run on a good line and a bad one.
 fn second(row: &str, line: &'static str, says: &[&str]) -> Row<'static> {
-    Row::new(row, "train run.toml --out new", says, move |place| {
+    Row::new(row, TRAIN, says, move |place| {
         place.write("a.jsonl", format!("{GOOD}{line}\n"));
         place.run("[data]\npath = \"a.jsonl\"");
     })
@@ -32,27 +32,17 @@ fn second(row: &str, line: &'static str, says: &[&str]) -> Row<'static> {
 fn files() {
     let text = "all work and no play\n".repeat(50);
     check(&[
-        Row::works("as it is", "train run.toml --out new", &["run folder: new"], move |place| {
+        Row::works("as it is", TRAIN, &["run folder: new"], move |place| {
             place.write("a.txt", &text);
             place.run("[data]\npath = \"a.txt\"");
         }),
-        Row::new(
-            "missing",
-            "train run.toml --out new",
-            &["run.toml:2", "data.path", "no.txt", "relative to the run file"],
-            |place| {
-                place.run("[data]\npath = \"no.txt\"");
-            },
-        ),
-        Row::new(
-            "empty folder",
-            "train run.toml --out new",
-            &["data.path", "texts", "no .txt, .jsonl or .bin file"],
-            |place| {
-                place.write("texts/readme.md", "x");
-                place.run("[data]\npath = \"texts\"");
-            },
-        ),
+        Row::new("missing", TRAIN, &["run.toml:2", "data.path", "no.txt", "relative to the run file"], |place| {
+            place.run("[data]\npath = \"no.txt\"");
+        }),
+        Row::new("empty folder", TRAIN, &["data.path", "texts", "no .txt, .jsonl or .bin file"], |place| {
+            place.write("texts/readme.md", "x");
+            place.run("[data]\npath = \"texts\"");
+        }),
         data("empty text", "a.txt", b"", &["run.toml:2", "a.txt: the file is empty"]),
         data("only a mark", "a.txt", b"\xef\xbb\xbf", &["a.txt", "too short: 0 tokens"]),
         data(
@@ -105,52 +95,27 @@ fn files() {
             "validation = 0.5",
             &["a.txt", "too short"],
         ),
-        Row::new(
-            "validation is missing",
-            "train run.toml --out new",
-            &["data.validation", "v.txt", "no such file"],
-            |place| {
-                place.run("[data]\nvalidation = \"v.txt\"");
-            },
-        ),
-        Row::new(
-            "validation of what is learnt",
-            "train run.toml --out new",
-            &["data.validation", "same contents"],
-            |place| {
-                place.copy(&golden(""), "golden");
-                place.run("[data]\npath = \"golden/tokens.bin\"\nvalidation = \"golden/tokens.bin\"");
-            },
-        ),
-        Row::new(
-            "tokenizer that is none",
-            "train run.toml --out new",
-            &["data.tokenizer", "has no tokenizer.json"],
-            |place| {
-                place.write("t/x", "");
-                place.run("[data]\ntokenizer = \"t\"");
-            },
-        ),
-        Row::new(
-            "cache that cannot be",
-            "train run.toml --out new",
-            &["token cache", "file/c", "set data.cache"],
-            |place| {
-                place.write("file", "");
-                place.write("a.txt", "words ".repeat(50));
-                place.run("[data]\npath = \"a.txt\"\ncache = \"file/c\"");
-            },
-        ),
-        Row::new(
-            "path is a pipe",
-            "train run.toml --out new",
-            &["data.path", "p.txt: neither a file nor a folder"],
-            |place| {
-                let made = std::process::Command::new("mkfifo").arg(place.path("p.txt")).status();
-                assert!(made.is_ok_and(|status| status.success()), "mkfifo");
-                place.run("[data]\npath = \"p.txt\"");
-            },
-        ),
+        Row::new("validation is missing", TRAIN, &["data.validation", "v.txt", "no such file"], |place| {
+            place.run("[data]\nvalidation = \"v.txt\"");
+        }),
+        Row::new("validation of what is learnt", TRAIN, &["data.validation", "same contents"], |place| {
+            place.copy(&golden(""), "golden");
+            place.run("[data]\npath = \"golden/tokens.bin\"\nvalidation = \"golden/tokens.bin\"");
+        }),
+        Row::new("tokenizer that is none", TRAIN, &["data.tokenizer", "has no tokenizer.json"], |place| {
+            place.write("t/x", "");
+            place.run("[data]\ntokenizer = \"t\"");
+        }),
+        Row::new("cache that cannot be", TRAIN, &["token cache", "file/c", "set data.cache"], |place| {
+            place.write("file", "");
+            place.write("a.txt", "words ".repeat(50));
+            place.run("[data]\npath = \"a.txt\"\ncache = \"file/c\"");
+        }),
+        Row::new("path is a pipe", TRAIN, &["data.path", "p.txt: neither a file nor a folder"], |place| {
+            let made = std::process::Command::new("mkfifo").arg(place.path("p.txt")).status();
+            assert!(made.is_ok_and(|status| status.success()), "mkfifo");
+            place.run("[data]\npath = \"p.txt\"");
+        }),
         Row::new("eval of nothing", "eval m --data no.txt", &["no.txt", "no such file"], |place| {
             place.copy(&golden("tiny-llama"), "m");
         }),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use zf_tests::golden;
 
-use super::bench::{Place, Row, check};
+use super::bench::{Place, Row, TRAIN, check};
 use super::tensors::Tensors;
 
 const EVAL: &str = "eval m --data tokens.bin --sequence-length 64";
@@ -72,27 +72,17 @@ fn folders() {
         Row::new("without config", EVAL, &["m", "config.json"], |place| {
             place.write("m/model.safetensors", "");
         }),
-        Row::new("name on the Hub", "train run.toml --out new", &["run.toml:3:8", "hf download org/name"], |place| {
+        Row::new("name on the Hub", TRAIN, &["run.toml:3:8", "hf download org/name"], |place| {
             place.run("[model]\npath = \"org/name\"");
         }),
-        Row::new(
-            "path that is not there",
-            "train run.toml --out new",
-            &["run.toml:3:8", "models/none", "no folder"],
-            |place| {
-                place.run("[model]\npath = \"./models/none\"");
-            },
-        ),
-        Row::new(
-            "broken in a run",
-            "train run.toml --out new",
-            &["run.toml:2", "m/config.json", "line 1 column 1"],
-            |place| {
-                whole(place);
-                place.write("m/config.json", "{");
-                place.run("[model]\npath = \"m\"");
-            },
-        ),
+        Row::new("path that is not there", TRAIN, &["run.toml:3:8", "models/none", "no folder"], |place| {
+            place.run("[model]\npath = \"./models/none\"");
+        }),
+        Row::new("broken in a run", TRAIN, &["run.toml:2", "m/config.json", "line 1 column 1"], |place| {
+            whole(place);
+            place.write("m/config.json", "{");
+            place.run("[model]\npath = \"m\"");
+        }),
         instead("without weights", &["m: no model.safetensors and no model.safetensors.index.json in it"], &[]),
         instead(
             "pickles only",
@@ -180,19 +170,13 @@ fn configs() {
         config("rope of 0", "rope_parameters", json!({"rope_theta": 0.0}), &["rope_theta", "above 0"]),
         config("partly rotary", "partial_rotary_factor", json!(0.5), &["`partial_rotary_factor` is 0.5"]),
         config("dropout above 1", "attention_dropout", json!(1.5), &["attention_dropout", "1.5", "probability"]),
-        Row::new(
-            "window that matters",
-            "train run.toml --out new",
-            &["data.sequence_length", "longer than the 16 positions"],
-            |place| {
-                whole(place);
-                let text = std::fs::read_to_string(place.path("m/config.json")).expect("a config");
-                let text =
-                    text.replace("\"model_type\": \"llama\"", "\"model_type\": \"mistral\", \"sliding_window\": 16");
-                place.write("m/config.json", text);
-                place.run("[model]\npath = \"m\"");
-            },
-        ),
+        Row::new("window that matters", TRAIN, &["data.sequence_length", "longer than the 16 positions"], |place| {
+            whole(place);
+            let text = std::fs::read_to_string(place.path("m/config.json")).expect("a config");
+            let text = text.replace("\"model_type\": \"llama\"", "\"model_type\": \"mistral\", \"sliding_window\": 16");
+            place.write("m/config.json", text);
+            place.run("[model]\npath = \"m\"");
+        }),
     ]);
 }
 
@@ -251,19 +235,14 @@ fn weights() {
 #[test]
 fn sizes() {
     let sized = |name: &str, text: &'static str, says: &[&str]| {
-        Row::new(name, "train run.toml --out new", says, move |place| {
+        Row::new(name, TRAIN, says, move |place| {
             place.run(&format!("[model]\narch = \"llama\"\n{text}"));
         })
     };
     check(&[
-        Row::new(
-            "unknown architecture",
-            "train run.toml --out new",
-            &["run.toml:3:8", "unknown model stage `lama`", "llama"],
-            |place| {
-                place.run("[model]\narch = \"lama\"");
-            },
-        ),
+        Row::new("unknown architecture", TRAIN, &["run.toml:3:8", "unknown model stage `lama`", "llama"], |place| {
+            place.run("[model]\narch = \"lama\"");
+        }),
         sized("sizes and a folder", "path = \"m\"", &["run.toml:4:1", "unknown key `path` in [model] llama"]),
         sized("unknown size", "hiden_size = 64", &["run.toml:4:1", "unknown key `hiden_size`", "`hidden_size`?"]),
         sized(

@@ -2,14 +2,7 @@
 
 use zf_tests::golden;
 
-use super::bench::{Place, Row, base, check};
-
-const TRAIN: &str = "train run.toml --out new";
-
-/// A run file of the working run with `text` over it, which begins on line 2.
-fn file(name: &str, text: &'static str, says: &[&str]) -> Row<'static> {
-    Row::new(name, TRAIN, says, move |place| place.run(text))
-}
+use super::bench::{Place, Row, TRAIN, base, check, file};
 
 /// The working run file with one `-o`.
 fn over(name: &str, setting: &str, says: &[&str]) -> Row<'static> {

@@ -1,13 +1,6 @@
 //! Broken settings of [offload], [select], [host] and `device.link`.
 
-use crate::hostile::bench::{Row, check};
-
-const TRAIN: &str = "train run.toml --out new";
-
-/// A run file of the working run with `text` over it, which begins on line 2.
-fn file(name: &str, text: &'static str, says: &[&str]) -> Row<'static> {
-    Row::new(name, TRAIN, says, move |place| place.run(text))
-}
+use crate::hostile::bench::{Row, TRAIN, check, file};
 
 #[test]
 fn of_the_offload() {
