@@ -81,6 +81,25 @@ pub fn train_with(text: &str, wrap: impl FnOnce(std::sync::Arc<dyn Fabric>) -> s
     Ran { records, summary, folder }
 }
 
+/// Whether this process runs the test `name` (its whole path) and no other, as each does under nextest. If not, the test
+/// runs in a process of its own, which has passed when this returns: for tests that look at what a process has only once.
+///
+/// # Panics
+/// When the test fails there, or there is none of that name.
+pub fn alone(name: &str) -> bool {
+    if std::env::args().any(|argument| argument == "--exact") {
+        return true;
+    }
+    let program = std::env::current_exe().expect("a test has a path");
+    let output = std::process::Command::new(program)
+        .args([name, "--exact", "--test-threads=1", "--nocapture"])
+        .output()
+        .expect("the test starts again");
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    assert!(output.status.success() && said.contains("1 passed"), "{name}: {said}");
+    false
+}
+
 /// The largest absolute difference of two series of equal length.
 ///
 /// # Panics

