@@ -461,6 +461,16 @@ def offload_random_models():
     return f"{re.search(r'models of seeds .*', output)[0]}: same losses, masters and moments"
 
 
+@check(
+    "ZF_TEST_CHANGES=all cargo test --release -p zf-tests --test all -- --exact "
+    "offload_life::absorb::from_one_kind_to_another_and_on"
+)
+def changes_of_kind():
+    """Five kinds of offload, each changed in mid-window to each of seven others: the loss does not jump, and goes on falling."""
+    test("offload_life::absorb::from_one_kind_to_another_and_on", {"ZF_TEST_CHANGES": "all"})
+    return "35 changes, the loss goes on falling"
+
+
 def program():
     """What a passed check belongs to: the program and the tests' own sources."""
     digest = hashlib.sha256(ZF.read_bytes())

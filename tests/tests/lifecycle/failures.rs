@@ -1,5 +1,6 @@
 //! One rank fails: the run ends with an error that says which and when, and can go on from what was saved.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use zf_comm::{Counted, Failing, How, Log, When, wrap};
 use zf_core::checkpoint::{Checkpoint, list};
 use zf_core::model::{Batch, Context, LossSum, Model, UnitSpec};
+use zf_core::record::Summary;
 use zf_core::stage::{CommBytes, Request, Ticket, Transport};
 use zf_core::train::{Silent, Training};
 
@@ -54,9 +56,15 @@ fn run_text(keys: &str) -> String {
 
 /// Breaks a run, looks at its error and what it left, and goes on to the end of an undisturbed one.
 fn check(keys: &str, breaks: impl FnOnce(&mut Training), expected: &[&str]) {
+    let whole = tempfile::tempdir().expect("a folder");
+    let undisturbed = finish(&run_text(keys), whole.path());
+    check_against((whole.path(), &undisturbed), keys, breaks, expected);
+}
+
+/// The same with an undisturbed run that is there.
+fn check_against(whole: (&Path, &Summary), keys: &str, breaks: impl FnOnce(&mut Training), expected: &[&str]) {
     let text = run_text(keys);
-    let (whole, broken) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
-    let undisturbed = finish(&text, whole.path());
+    let broken = tempfile::tempdir().expect("a folder");
     let mut training = zf_tests::training(&text, broken.path());
     breaks(&mut training);
     let started = Instant::now();
@@ -74,7 +82,7 @@ fn check(keys: &str, breaks: impl FnOnce(&mut Training), expected: &[&str]) {
         checkpoint.verify().unwrap_or_else(|error| panic!("step {step}: {error}"));
     }
     let found = finish(&text, broken.path());
-    assert_same_run((broken.path(), &found), (whole.path(), &undisturbed), &message).expect("whole");
+    assert_same_run((broken.path(), &found), whole, &message).expect("whole");
 }
 
 fn broken(fault: impl Fn() -> anyhow::Result<()> + Send + Sync + 'static) -> impl FnOnce(&mut Training) {
@@ -97,7 +105,7 @@ fn a_model_that_panics() {
 #[test]
 fn a_rank_that_does_not_come() {
     let sleeps = || {
-        std::thread::sleep(Duration::from_secs(6));
+        std::thread::sleep(Duration::from_secs(5));
         Ok(())
     };
     let text = |training: &mut Training| {
@@ -149,6 +157,8 @@ fn calls_of_a_step(keys: &str) -> std::ops::Range<u64> {
 fn at_each_phase(keys: &str, how: How) {
     let calls = calls_of_a_step(keys);
     assert!(calls.end - calls.start > 5, "{calls:?}");
+    let whole = tempfile::tempdir().expect("a folder");
+    let undisturbed = finish(&run_text(keys), whole.path());
     for tenth in [0, 2, 4, 6, 8, 9] {
         let number = calls.start + (calls.end - calls.start) * tenth / 10;
         let breaks = move |training: &mut Training| {
@@ -157,7 +167,7 @@ fn at_each_phase(keys: &str, how: How) {
                 _ => transport,
             });
         };
-        check(keys, breaks, &["rank 1", "the cable is cut"]);
+        check_against((whole.path(), &undisturbed), keys, breaks, &["rank 1", "the cable is cut"]);
     }
 }
 
@@ -176,6 +186,8 @@ fn a_panic_in_each_phase_of_a_step() {
 fn a_rank_that_never_comes_in_each_phase_of_a_step() {
     let keys = "partition.stage = 3\n";
     let calls = calls_of_a_step(keys);
+    let whole = tempfile::tempdir().expect("a folder");
+    let undisturbed = finish(&run_text(keys), whole.path());
     for tenth in [1, 5, 9] {
         let number = calls.start + (calls.end - calls.start) * tenth / 10;
         let breaks = move |training: &mut Training| {
@@ -186,7 +198,7 @@ fn a_rank_that_never_comes_in_each_phase_of_a_step() {
                 _ => inner,
             });
         };
-        check(keys, breaks, &["rank 1", "did not arrive within 3 s"]);
+        check_against((whole.path(), &undisturbed), keys, breaks, &["rank 1", "did not arrive within 3 s"]);
     }
 }
 
@@ -209,7 +221,7 @@ impl Transport for Sleepy {
     fn issue(&mut self, request: Request) -> zf_core::Result<Ticket> {
         self.issued += 1;
         if self.issued == self.number + 1 {
-            std::thread::sleep(Duration::from_secs(7));
+            std::thread::sleep(Duration::from_secs(5));
         }
         self.inner.issue(request)
     }

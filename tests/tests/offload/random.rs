@@ -142,11 +142,15 @@ fn tiny(name: &str, dtype: DType, rules: &Rules) {
         lab.options.folder = folder.path().to_path_buf();
     });
     let mut dice = Dice(7);
-    let (found, norms) = train(&settings(&mut dice, rules).of(&lab), steps);
+    // Buffers of 64 bytes are for models of a few elements.
+    let mut settings = |rules: &Rules| {
+        settings(&mut dice, rules).with(|zenflow| zenflow.config.buffer.0 = zenflow.config.buffer.0.max(4096))
+    };
+    let (found, norms) = train(&settings(rules).of(&lab), steps);
     compare(&format!("{name} {dtype:?} {rules:?}"), &found, &simulate(&lab, rules, &norms));
     // One window more of delay would be seen.
     let other = Rules { asynchronous: !rules.asynchronous, ..rules.clone() };
-    assert_ne!(train(&settings(&mut dice, &other).of(&lab), steps).0.losses, found.losses);
+    assert_ne!(train(&settings(&other).of(&lab), steps).0.losses, found.losses);
 }
 
 fn usual() -> Rules {

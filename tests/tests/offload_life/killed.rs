@@ -10,7 +10,7 @@ use crate::lifecycle::{assert_same_run, lines, newest, shown, train_command, wai
 fn keys() -> String {
     zenflow(
         4,
-        "run.steps = 40\ntransport.ranks = 2\npartition.stage = 2\noffload.tier = \"file\"\nhost.bandwidth = \"40MB/s\"\n\
+        "run.steps = 24\ntransport.ranks = 2\npartition.stage = 2\noffload.tier = \"file\"\nhost.bandwidth = \"40MB/s\"\n\
          run.checkpoint = { every = 1, keep = 3, best = false }\n",
     )
 }
@@ -19,7 +19,7 @@ fn keys() -> String {
 fn start(file: &Path, out: &Path) -> Running {
     let child = train_command(file, out, &[]).spawn().expect("the program starts");
     let child = Running(Some(child));
-    assert!(wait_until(60, || lines(out) >= 10), "no ten steps within a minute");
+    assert!(wait_until(60, || lines(out) >= 8), "no eight steps within a minute");
     child
 }
 
