@@ -10,7 +10,7 @@ use super::{Zenflow, host};
 use crate::lab::Lab;
 
 const RATIO: f64 = 0.25;
-const BUFFER: u64 = 4 << 10;
+const BUFFER: u64 = 1 << 10;
 const BUFFERS: usize = 2;
 
 /// What one rank holds in the middle of a window, the third one.
