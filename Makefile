@@ -39,8 +39,8 @@ demo: build data ## train a small language model on two ranks for at most three 
 test: libtorch ## format, lints, all tests, doc tests
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
-	@# Tests of the program run it as a user would.
-	$(CARGO) build --release $(CARGO_FLAGS) -p zf-cli
+	@# Tests run the program as a user would. Those of zf-cli have cargo build it along with them; built by itself, it and
+	@# all of our crates would be compiled once more, with fewer features of getrandom, which only proptest asks for.
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		set -x; $(CARGO) nextest run --release $(CARGO_FLAGS) --workspace; \
 	else \
