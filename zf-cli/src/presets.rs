@@ -72,6 +72,33 @@ zf_core::register_preset!(
 mod tests {
     use zf_core::config::Run;
 
+    /// Another offload than the preset's leaves nothing of the columns that the preset chooses, but all that was said of them
+    /// elsewhere.
+    #[test]
+    fn columns_go_with_the_offload_of_a_preset() {
+        let of = |sections: &str, overrides: &[&str]| {
+            let text = format!(
+                "preset = \"zenflow\"\n[model]\npath = \"m\"\n[data]\npath = \"d.txt\"\nsequence_length = 8\n[run]\nsteps = 1\n\
+                 {sections}\n"
+            );
+            let registry = zf_core::registry::Registry::global().expect("no duplicates");
+            let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+            let run = Run::from_toml_str_with(&text, "run.toml", &overrides, registry);
+            let run = run.unwrap_or_else(|error| panic!("{error}"));
+            let resolved: Run = Run::from_toml_str(&run.resolved_toml(), "again.toml").expect("what it resolves to");
+            assert_eq!(resolved.given("select"), run.given("select"));
+            ["select.ratio", "select.every", "select"].map(|key| run.given(key))
+        };
+        assert_eq!(of("", &[]), [true; 3]);
+        assert_eq!(of("[offload]\nkind = \"zenflow\"\nupdate_interval = 2", &[]), [true; 3]);
+        assert_eq!(of("[offload]\nkind = \"host\"", &[]), [false; 3]);
+        assert_eq!(of("", &["offload.kind=host"]), [false; 3]);
+        assert_eq!(of("", &["offload.kind=none", "offload.kind=zenflow"]), [false; 3]);
+        // Said by the file itself, which may be a mistake.
+        assert_eq!(of("[select]\nratio = 0.2", &["offload.kind=host"]), [true, false, true]);
+        assert_eq!(of("[select]", &["offload.kind=host"]), [false, false, true]);
+    }
+
     /// A stage written over the scopes of a preset takes their place, and the other way round.
     #[test]
     fn stage_and_scope_replace_each_other() {

@@ -98,6 +98,7 @@ impl Slot for Select {
     const DEFAULT: Option<&'static str> = Some("topk");
     const WRAP: Option<&'static str> = Some(SelectWrap::NAME);
     const IMPLIED: bool = false;
+    const SERVES: Option<&'static str> = Some(Offload::NAME);
     type Stage = Box<dyn stage::Selector>;
 }
 

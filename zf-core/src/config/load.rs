@@ -134,7 +134,7 @@ impl<'a> Loader<'a> {
         let slots = self.registry.slots();
         let mut root = Tree::default();
         for layer in std::mem::take(&mut self.layers) {
-            drop_replaced(&mut root, &layer, &slots, self.registry);
+            drop_replaced(&mut root, &layer, &slots, &self.sources, self.registry);
             root.lay(layer);
         }
         root.remove("preset");
@@ -238,8 +238,8 @@ fn graft(value: toml::Value, mark: &Mark) -> Node {
 }
 
 /// Takes out of `root` what `layer` makes meaningless: the settings of a section whose stage it replaces by another one,
-/// and the other keys of an exclusive set.
-fn drop_replaced(root: &mut Tree, layer: &Tree, slots: &[SlotInfo], registry: &Registry) {
+/// what a preset said in sections that serve the replaced stage, and the other keys of an exclusive set.
+fn drop_replaced(root: &mut Tree, layer: &Tree, slots: &[SlotInfo], sources: &[Source], registry: &Registry) {
     for slot in slots {
         let name = |tree: &Tree| {
             let section = tree.get(slot.name)?.table()?;
@@ -249,6 +249,9 @@ fn drop_replaced(root: &mut Tree, layer: &Tree, slots: &[SlotInfo], registry: &R
         let default = slot.default.map(|name| toml::Value::String(name.to_owned()));
         if name(root).or(default) != Some(new) {
             root.remove(slot.name);
+            for served in slots.iter().filter(|other| other.serves == Some(slot.name)) {
+                drop_preset(root, served.name, sources);
+            }
         }
     }
     for (section, keys) in EXCLUSIVE {
@@ -262,6 +265,20 @@ fn drop_replaced(root: &mut Tree, layer: &Tree, slots: &[SlotInfo], registry: &R
             drop_exclusive(root, layer, slot.name, &keys);
         }
     }
+}
+
+/// Takes out of a section what a preset alone said there.
+fn drop_preset(root: &mut Tree, section: &str, sources: &[Source]) {
+    fn strip(node: &mut Node, sources: &[Source]) -> bool {
+        match &mut node.body {
+            Body::Table(tree) => {
+                tree.0.retain_mut(|(_, node)| strip(node, sources));
+                !tree.0.is_empty() || sources[node.value.source].kind != Kind::Preset
+            }
+            _ => sources[node.value.source].kind != Kind::Preset,
+        }
+    }
+    root.0.retain_mut(|(key, node)| key != section || strip(node, sources));
 }
 
 /// Takes `keys` out of a section of `root` where `layer` gives one of them.

@@ -2,7 +2,8 @@
 //!
 //! Later layers win: defaults, the preset, `extends` files, the file, `-o key=value`. Tables are joined, everything else
 //! is replaced. When a layer names another stage for a section than the layers below, their settings for the old stage
-//! are dropped; so are `run.steps`, `run.epochs` and `run.tokens` when a later layer gives another of the three.
+//! are dropped, with what a preset said in sections that serve that stage ([`Slot::SERVES`]: `[select]` of the preset `zenflow` where
+//! `[offload]` becomes another); so are `run.steps`, `run.epochs` and `run.tokens` when a later layer gives another of the three.
 //!
 //! Relative paths in stages' settings (keys called `path`, or marked with `"format": "path"` in their schema) are made
 //! absolute when they are read: those of a file from the folder of the file that holds them, those of an override from the

@@ -24,6 +24,9 @@ pub trait Slot: 'static {
     const WRAP: Option<&'static str> = None;
     /// Whether the section is there, with its default stage, where a run file does not mention it.
     const IMPLIED: bool = true;
+    /// The slot whose stages ask for one of these, if only some of them do. Where a later layer names another stage there, what a
+    /// preset said here goes with the stage for which it said it.
+    const SERVES: Option<&'static str> = None;
     /// What a stage of this slot builds.
     type Stage: 'static;
 }
@@ -55,12 +58,22 @@ pub struct SlotInfo {
     pub wrap: Option<&'static str>,
     /// [`Slot::IMPLIED`].
     pub implied: bool,
+    /// [`Slot::SERVES`].
+    pub serves: Option<&'static str>,
 }
 
 impl SlotInfo {
     /// Those of `S`.
     pub const fn of<S: Slot>() -> Self {
-        Self { name: S::NAME, help: S::HELP, key: S::KEY, default: S::DEFAULT, wrap: S::WRAP, implied: S::IMPLIED }
+        Self {
+            name: S::NAME,
+            help: S::HELP,
+            key: S::KEY,
+            default: S::DEFAULT,
+            wrap: S::WRAP,
+            implied: S::IMPLIED,
+            serves: S::SERVES,
+        }
     }
 
     /// Whether run files have a section of its name: all but presets and decorators (`transport.wrap`).
