@@ -2,6 +2,7 @@
 
 mod ablate;
 mod build;
+mod devices;
 mod emulated;
 mod exact;
 mod float16;

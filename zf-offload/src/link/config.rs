@@ -6,14 +6,13 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tch::Device;
-use zf_core::Result;
 use zf_core::bandwidth::Bandwidth;
 use zf_core::registry::{Build, BuildContext};
 use zf_core::slots;
 use zf_core::stage::{Link, Links};
 use zf_core::trace::Trace;
+use zf_core::{Error, Result};
 
-use super::check::refuse;
 use super::{CudaLink, DirectLink, EmulatedLink, direct, emulated};
 
 /// Settings of the link `emulated`.
@@ -122,8 +121,8 @@ fn on_cpu(stage: &'static str, device: Device) -> Result<()> {
     if device == Device::Cpu {
         return Ok(());
     }
-    Err(refuse(
-        stage,
-        format!("expected a device in this machine's memory (cpu or emulated), found {device:?}; use the link `cuda`"),
-    ))
+    Err(Error::Config(format!(
+        "`device.link`: the link `{stage}` needs a device in this machine's memory (`device.kind = \"cpu\"` or \"emulated\"), found \
+         {device:?}; use the link `cuda`, or leave it out"
+    )))
 }

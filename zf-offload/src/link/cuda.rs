@@ -1,23 +1,19 @@
 //! The link of a CUDA device.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
-use zf_core::Result;
 use zf_core::stage::{Link, Traffic, Transfer};
 use zf_core::trace::Trace;
+use zf_core::{Error, Result};
 use zf_sys::stream::{Copy, Stream, pinned};
 
+use super::carrier::{Carrier, Shared, Ways, end};
 use super::check::{self, refuse};
-use super::counts::Counts;
-use super::emulated::lane;
-use super::finish::Failure;
-use crate::{cores, precise};
 
 pub(super) const NAME: &str = "cuda";
 
@@ -34,24 +30,14 @@ const LONGEST: Duration = Duration::from_secs(600);
 pub struct CudaLink {
     device: Device,
     shared: Arc<Shared>,
-    /// To the host, to the device.
-    directions: [Direction; 2],
-}
-
-#[derive(Debug)]
-struct Shared {
-    counts: Counts,
-    failure: Failure,
-    trace: Trace,
-    closing: AtomicBool,
+    ways: Ways<Direction>,
 }
 
 #[derive(Debug)]
 struct Direction {
     stream: Stream,
     /// Held while a copy is given to the stream and its job to the thread, so that both have the same order.
-    jobs: Mutex<Option<Sender<Job>>>,
-    thread: Option<JoinHandle<()>>,
+    carrier: Mutex<Carrier<Job>>,
 }
 
 #[derive(Debug)]
@@ -68,28 +54,24 @@ impl CudaLink {
     /// A device that is not CUDA's or that does not exist, cores that this process may not use.
     pub fn new(device: Device, cores: &[usize], trace: &Trace) -> Result<Self> {
         if !matches!(device, Device::Cuda(_)) {
-            return Err(refuse(
-                NAME,
-                format!("expected a CUDA device, found {device:?}; use the link `emulated` or `direct` for others"),
-            ));
+            return Err(Error::Config(format!(
+                "`device.link`: the link `{NAME}` needs a CUDA device, found {device:?}; use `emulated` or `direct` for others, or \
+                 leave it out"
+            )));
         }
         Self::on(device, cores, trace)
     }
 
     /// The same on the CPU too, where copies happen at once.
     pub(super) fn on(device: Device, cores: &[usize], trace: &Trace) -> Result<Self> {
-        let shared = Arc::new(Shared {
-            counts: Counts::default(),
-            failure: Failure::new(NAME),
-            trace: trace.clone(),
-            closing: AtomicBool::new(false),
-        });
-        let open = |way: &str| {
-            let name = format!("zf-{way}-{}", trace.rank());
-            Direction::open(name, Stream::beside(device)?, cores.to_vec(), Arc::clone(&shared))
+        let shared = Shared::new(NAME, trace);
+        let open = |way| {
+            let (stream, shared) = (Stream::beside(device)?, Arc::clone(&shared));
+            let carrier = Carrier::start(NAME, way, cores, trace, move |queue| run(&queue, &shared))?;
+            Ok::<_, Error>(Direction { stream, carrier: Mutex::new(carrier) })
         };
-        let directions = [open("d2h")?, open("h2d")?];
-        Ok(Self { device, shared, directions })
+        let ways = [open("d2h")?, open("h2d")?];
+        Ok(Self { device, shared, ways })
     }
 
     fn check(&self, transfer: &Transfer) -> Result<u64> {
@@ -115,18 +97,15 @@ impl Link for CudaLink {
             Ok(bytes) => bytes,
             Err(error) => return Err(self.shared.failure.reject(transfer, error)),
         };
-        let direction = &self.directions[transfer.way as usize];
-        let refused = {
-            let jobs = direction.jobs.lock();
-            match (direction.stream.copy(&transfer.to, &transfer.from), jobs.as_ref()) {
-                (Ok(copy), Some(jobs)) => jobs.send(Job { transfer, bytes, copy }).map_err(|refused| {
-                    (refused.into_inner().transfer, refuse(NAME, "the link has failed: its thread has ended"))
-                }),
-                (Ok(_), None) => Err((transfer, refuse(NAME, "the link is closed"))),
-                (Err(error), _) => Err((transfer, error.into())),
+        let direction = &self.ways[transfer.way as usize];
+        let sent = {
+            let carrier = direction.carrier.lock();
+            match direction.stream.copy(&transfer.to, &transfer.from) {
+                Ok(copy) => carrier.send(Job { transfer, bytes, copy }).map_err(|(job, error)| (job.transfer, error)),
+                Err(error) => Err((transfer, error.into())),
             }
         };
-        refused.map_err(|(transfer, error)| self.shared.failure.reject(transfer, error))
+        sent.map_err(|(transfer, error)| self.shared.failure.reject(transfer, error))
     }
 
     fn host_memory(&self, numel: usize, kind: Kind) -> Result<Tensor> {
@@ -152,40 +131,8 @@ impl Link for CudaLink {
 impl Drop for CudaLink {
     /// Copies that are under way end first: the device writes into their memory.
     fn drop(&mut self) {
-        self.shared.closing.store(true, Ordering::Release);
-        for direction in &mut self.directions {
-            *direction.jobs.get_mut() = None;
-        }
-        for direction in &mut self.directions {
-            // The last handle of a link may lie in what a transfer does when done: such a thread cannot wait for itself.
-            if let Some(thread) = direction.thread.take().filter(|t| t.thread().id() != thread::current().id()) {
-                // A panic in `done` was caught, so that the thread has none of its own.
-                let _ = thread.join();
-            }
-        }
-    }
-}
-
-impl Direction {
-    fn open(name: String, stream: Stream, cores: Vec<usize>, shared: Arc<Shared>) -> Result<Self> {
-        let (jobs, queue) = unbounded();
-        let (ready, started) = bounded(1);
-        let failed = |error: String| refuse(NAME, format!("its thread does not start: {error}"));
-        let thread = thread::Builder::new()
-            .name(name)
-            .spawn(move || {
-                let pinned = if cores.is_empty() { Ok(()) } else { cores::pin_current_thread(&cores) };
-                let go = pinned.is_ok();
-                // Whoever opened the link waits for this.
-                let _ = ready.send(pinned);
-                if go {
-                    precise::sharpen();
-                    run(&queue, &shared);
-                }
-            })
-            .map_err(|error| failed(error.to_string()))?;
-        started.recv().map_err(|_| failed("it ended at once".into()))??;
-        Ok(Self { stream, jobs: Mutex::new(Some(jobs)), thread: Some(thread) })
+        self.shared.close();
+        end(self.ways.each_mut().map(|way| way.carrier.get_mut()));
     }
 }
 
@@ -194,19 +141,15 @@ fn run(queue: &Receiver<Job>, shared: &Shared) {
         // The copy ends in any case before its tensors are given back.
         let outcome = wait(&copy, &transfer).and_then(|busy| {
             shared.failure.check()?;
-            if shared.closing.load(Ordering::Acquire) {
-                return Err(refuse(NAME, format!("transfer `{}`: the link was closed", transfer.label)));
+            if shared.is_closing() {
+                return Err(shared.closed(&transfer));
             }
             let now = Instant::now();
             let start = now.checked_sub(busy).unwrap_or(now);
-            shared.trace.record(lane(transfer.way), transfer.label.clone(), None, start, now);
-            shared.counts.add(transfer.way, transfer.moves, bytes, busy);
+            shared.book(&transfer, bytes, [start, now], busy);
             Ok(())
         });
-        if let Err(error) = &outcome {
-            shared.failure.set(error.to_string());
-        }
-        shared.failure.finish(transfer, outcome);
+        shared.end(transfer, outcome);
     }
 }
 

@@ -7,9 +7,9 @@ use zf_core::Result;
 use zf_core::stage::{Link, Traffic, Transfer};
 use zf_core::trace::Trace;
 
+use super::carrier::lane;
 use super::check;
 use super::counts::Counts;
-use super::emulated::lane;
 use super::finish::Failure;
 
 pub(super) const NAME: &str = "direct";

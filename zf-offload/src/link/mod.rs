@@ -5,6 +5,7 @@
 //! error of `issue` and that of `done` say the same), when the link fails and when it is dropped. No lock is held
 //! meanwhile. A panic in it is caught and makes the link fail: what comes after gets errors.
 
+mod carrier;
 mod check;
 mod config;
 mod counts;

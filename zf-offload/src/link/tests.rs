@@ -218,11 +218,13 @@ fn settings_open_links_for_their_devices() {
     assert_eq!(emulated.open(0, Device::Cpu, &[], &trace).unwrap().bandwidth(), Some(4e9));
     DirectConfig {}.open(0, Device::Cpu, &[], &trace).unwrap();
     for links in [&emulated as &dyn Links, &DirectConfig {}] {
-        let error = links.open(0, Device::Cuda(0), &[], &trace).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("use the link `cuda`"), "{error}");
+        let error = links.open(0, Device::Cuda(0), &[], &trace).map(|_| ()).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "a setting that is wrong");
+        assert!(error.to_string().contains("use the link `cuda`"), "{error}");
     }
-    let error = CudaConfig {}.open(0, Device::Cpu, &[], &trace).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("expected a CUDA device, found Cpu"), "{error}");
+    let error = CudaConfig {}.open(0, Device::Cpu, &[], &trace).map(|_| ()).unwrap_err();
+    assert_eq!(error.exit_code(), 2, "a setting that is wrong");
+    assert!(error.to_string().contains("needs a CUDA device, found Cpu"), "{error}");
     if !zf_sys::device::cuda_available() {
         assert!(CudaConfig {}.open(0, Device::Cuda(0), &[], &trace).is_err());
     }
