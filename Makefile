@@ -19,7 +19,7 @@ export CARGO_TARGET_DIR := $(CURDIR)/$(TARGET)
 ZF := $(TARGET)/release/zf
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test smollm2 bench bench-peer bench-stall bench-adam bench-quality accept clean prerequisites libtorch data
+.PHONY: help build demo test smollm2 bench bench-peer bench-stall bench-spikes bench-adam bench-quality accept clean prerequisites libtorch data
 
 help: ## this list
 	@echo "make targets:"
@@ -62,6 +62,9 @@ bench-peer: build ## beside PyTorch's FSDP2, which is installed into the cache f
 
 bench-stall: build data ## stalls of a device that waits for its host: no offload, ZeRO-Offload, ZenFlow; ten minutes on a quiet machine
 	$(PYTHON) benchmarks/stall.py --zf $(ZF) $(BENCH_FLAGS)
+
+bench-spikes: build data ## whether choosing columns, or a host that is held up, shows in the steps; ten minutes on a quiet machine
+	$(PYTHON) benchmarks/spikes.py --zf $(ZF) $(BENCH_FLAGS)
 
 bench-adam: libtorch ## the host's AdamW beside PyTorch's fused one and DeepSpeed's CPUAdam
 	CARGO="$(CARGO)" $(PYTHON) benchmarks/host_adam.py $(BENCH_FLAGS)

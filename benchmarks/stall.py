@@ -11,6 +11,8 @@ import statistics
 import subprocess
 import sys
 
+HERE = pathlib.Path(__file__).resolve().parent.parent
+MODEL = HERE / "recipes/stall-model.toml"
 DEVICE, HOST, TRANSFER = 0.65, 4.6, 0.5  # seconds, published
 STATES = 2 * 3 * 4  # bytes read and written an element: master and two moments in float32
 WIRE = 2  # bytes of a gradient and of a parameter on the link, bfloat16
@@ -38,6 +40,25 @@ def rates(step, parameters):
     return link, host
 
 
+def calibrate(zf, out):
+    """This machine's device step in seconds, and the rates of link and host in bytes a second that go with it. Makes `out`."""
+    if out.exists():
+        sys.exit(f"{out} exists; remove it or name another folder with --out")
+    out.mkdir(parents=True)
+    step = device_step(zf, MODEL, out / "calibration")
+    parameters = json.loads((out / "calibration/summary.json").read_text())["parameters"]
+    link, host = rates(step, parameters)
+    print(f"calibration: {parameters} parameters, device step {step * 1e3:.0f} ms; link {link / 1e6:.1f} MB/s each way, host "
+          f"{host / 1e6:.1f} MB/s: a transfer takes {step * TRANSFER / DEVICE * 1e3:.0f} ms, a host update "
+          f"{step * HOST / DEVICE * 1e3:.0f} ms", flush=True)
+    return step, link, host
+
+
+def slowed(link, host):
+    """The settings that give link and host these rates."""
+    return ["-o", f'device.link={{ bandwidth = "{link / 1e3:.3f}KB/s", latency = "10us" }}', "-o", f"host.bandwidth={host / 1e3:.3f}KB/s"]
+
+
 def case(folder):
     steady = lines(folder)[LEFT_OUT:]
     summary = json.loads((folder / "summary.json").read_text())
@@ -56,26 +77,15 @@ def case(folder):
 
 
 def main():
-    here = pathlib.Path(__file__).resolve().parent.parent
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--zf", type=pathlib.Path, default=here / "target/release/zf")
-    arguments.add_argument("--out", type=pathlib.Path, default=here / "runs/stall")
+    arguments.add_argument("--zf", type=pathlib.Path, default=HERE / "target/release/zf")
+    arguments.add_argument("--out", type=pathlib.Path, default=HERE / "runs/stall")
     arguments.add_argument("--steps", type=int, default=64)
     arguments = arguments.parse_args()
-    if arguments.out.exists():
-        sys.exit(f"{arguments.out} exists; remove it or name another folder with --out")
-    arguments.out.mkdir(parents=True)
-    model = here / "recipes/stall-model.toml"
-    step = device_step(arguments.zf, model, arguments.out / "calibration")
-    parameters = json.loads((arguments.out / "calibration/summary.json").read_text())["parameters"]
-    link, host = rates(step, parameters)
-    print(f"calibration: {parameters} parameters, device step {step * 1e3:.0f} ms; link {link / 1e6:.1f} MB/s each way, host "
-          f"{host / 1e6:.1f} MB/s: a transfer takes {step * TRANSFER / DEVICE * 1e3:.0f} ms, a host update "
-          f"{step * HOST / DEVICE * 1e3:.0f} ms", flush=True)
+    step, link, host = calibrate(arguments.zf, arguments.out)
     cases = arguments.out / "cases"
-    run([arguments.zf, "ablate", here / "recipes/stall.toml", "--out", cases,
-         "-o", f'device.link={{ bandwidth = "{link / 1e3:.3f}KB/s", latency = "10us" }}',
-         "-o", f"host.bandwidth={host / 1e3:.3f}KB/s", "-o", f"run.steps={arguments.steps}"])
+    run([arguments.zf, "ablate", HERE / "recipes/stall.toml", "--out", cases,
+         *slowed(link, host), "-o", f"run.steps={arguments.steps}"])
     names = ["no-offload", "zero-offload", "zenflow-s4", "zenflow-auto"]
     found = {name: case(cases / "cases" / name) for name in names}
     base, zero = found["no-offload"]["step"], found["zero-offload"]["step"]

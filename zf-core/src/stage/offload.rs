@@ -202,14 +202,29 @@ pub struct Output {
     pub values: Tensor,
 }
 
-/// Masters and states of elements that leave the host's part.
+/// Elements of one buffer that leave the host's part for the device.
+#[derive(Debug)]
+pub struct Take {
+    /// Which buffer.
+    pub buffer: usize,
+    /// Which elements, in column order.
+    pub ranges: Vec<Range<usize>>,
+    /// Whether the gradients of a pending update come along instead of being applied first. That update must have been held, and
+    /// has to stay so until the elements have arrived.
+    pub late: bool,
+    /// Device memory for what comes, float32, 1-D: an element has its master, its states, and its gradient if `late`.
+    pub into: Tensor,
+}
+
+/// Elements that have left the host's part and arrived on the device.
 #[derive(Debug)]
 pub struct Taken {
-    /// In host memory, float32: all masters, then all of the first state, and so on; last the pending gradients, where those
-    /// were asked for.
+    /// Which buffer.
+    pub buffer: usize,
+    /// [`Take::into`]: all masters, then all of the first state, and so on; last the pending gradients.
     pub values: Tensor,
-    /// Elements, by buffer, whose output will not come since they were taken before it was made.
-    pub withdrawn: Vec<usize>,
+    /// Elements of the pending update whose output will not come, since they were taken before it was made.
+    pub withdrawn: usize,
 }
 
 /// What the host did so far.
@@ -262,12 +277,18 @@ pub trait HostPool: Send {
     /// Gives the tensor of an output back.
     fn recycle(&mut self, values: Tensor);
 
-    /// Takes elements (buffer, ranges) out. A pending update is applied to them first, or, if `late`, its gradients come
-    /// along, which then must have been held. It goes before everything that waits.
+    /// Has elements taken out and sent to the device; returns at once. The updates that were submitted before are applied to
+    /// them first, the last one out of its turn, unless [`Take::late`].
     ///
     /// # Errors
     /// A worker that has failed.
-    fn take(&mut self, elements: &[(usize, Vec<Range<usize>>)], late: bool) -> Result<Taken>;
+    fn take(&mut self, take: Take) -> Result<()>;
+
+    /// Waits for the next elements that were taken, in the order of the calls.
+    ///
+    /// # Errors
+    /// A worker or link that has failed.
+    fn taken(&mut self) -> Result<Taken>;
 
     /// Puts elements in, `values` as in [`Taken`] without gradients, once they have arrived; to be called before the update
     /// that follows. The returned function takes the values, from any thread.

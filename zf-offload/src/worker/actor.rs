@@ -1,7 +1,7 @@
 //! The thread that owns a rank's states off the device: it adds up gradients, updates, and hands columns over.
 //!
 //! Requests come in one queue. An update is made in pieces, between which the queue is looked at, so that landings never wait long
-//! and columns are handed over at once. What a request does never depends on how far an update has come: elements that are taken
+//! and columns are sent off at once. What a request does never depends on how far an update has come: elements that are taken
 //! out in its middle are updated first if they were not yet.
 
 use std::collections::VecDeque;
@@ -12,11 +12,10 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender};
 use tch::{Kind, Tensor};
 use zf_core::layout::DType;
-use zf_core::stage::{HostPart, HostUpdate, Landing, Link, Optimizer, Span, Taken, Tier};
+use zf_core::stage::{HostPart, HostUpdate, Landing, Link, Optimizer, Span, Take, Taken, Tier};
 use zf_core::trace::{Lane, Trace};
 use zf_core::{Error, Result};
 use zf_sys::heap::{Category, tag};
-use zf_sys::storage::{slice, slice_mut};
 
 use super::apply;
 use super::progress::Progress;
@@ -39,7 +38,7 @@ pub(super) enum Request {
     Update { update: HostUpdate, gives: u64 },
     Go,
     Give { elements: Elements, values: Result<Tensor> },
-    Take { elements: Elements, late: bool, gives: u64, reply: Sender<Taken> },
+    Take { take: Take, gives: u64, updates: u64, reply: Sender<Result<Taken>> },
     Settle { reply: Sender<()> },
     Read { buffer: usize, array: usize, range: Range<usize>, reply: Sender<Vec<f32>> },
     Write { buffer: usize, array: usize, range: Range<usize>, values: Vec<f32>, reply: Sender<()> },
@@ -84,7 +83,9 @@ pub(super) struct State {
     /// Landings of a window whose predecessor is not complete.
     early: VecDeque<Landing>,
     updates: VecDeque<(HostUpdate, u64)>,
-    present: Option<Present>,
+    pub(super) present: Option<Present>,
+    /// Updates that have begun.
+    begun: u64,
     gives: u64,
     /// Requests that wait for something.
     waiting: Vec<Request>,
@@ -92,9 +93,9 @@ pub(super) struct State {
 }
 
 /// The update that is being made.
-struct Present {
+pub(super) struct Present {
     window: u64,
-    work: Work,
+    pub(super) work: Work,
     held: bool,
 }
 
@@ -194,6 +195,7 @@ impl Actor {
                 return Ok(());
             }
             let Some((update, _)) = self.state.updates.pop_front() else { return Ok(()) };
+            self.state.begun += 1;
             self.sums.exchange()?;
             let spans: Vec<Span> =
                 update.parts.iter().map(|part| Span { buffer: part.buffer, range: part.range.clone() }).collect();
@@ -309,9 +311,9 @@ impl Actor {
 
     /// Whether what a request waits for has happened.
     fn may(&self, request: &Request) -> bool {
-        let State { updates, present, gives, .. } = &self.state;
+        let State { updates, present, begun, gives, .. } = &self.state;
         match request {
-            Request::Take { gives: wanted, .. } => updates.is_empty() && gives >= wanted,
+            Request::Take { gives: wanted, updates, .. } => begun >= updates && gives >= wanted,
             Request::Sums { window, landings, .. } => {
                 present.as_ref().is_some_and(|present| present.held && present.window == *window)
                     || updates.is_empty() && (self.sums.landed() >= *landings)
@@ -323,9 +325,7 @@ impl Actor {
     fn answer(&mut self, request: Request) -> Result<()> {
         // Whoever asked may be gone.
         match request {
-            Request::Take { elements, late, reply, .. } => {
-                let _ = reply.send(self.take(&elements, late)?);
-            }
+            Request::Take { take, reply, .. } => self.take(take, reply)?,
             Request::Settle { reply } => {
                 self.tier.flush()?;
                 let _ = reply.send(());
@@ -354,68 +354,6 @@ impl Actor {
                 let _ = reply.send(());
             }
             Request::Land(_) | Request::Update { .. } | Request::Go | Request::Give { .. } => {}
-        }
-        Ok(())
-    }
-
-    /// Takes elements out: with a pending update applied, or with its gradients.
-    fn take(&mut self, elements: &Elements, late: bool) -> Result<Taken> {
-        let mut withdrawn = vec![0; self.out.len()];
-        let mut grads: Vec<f32> = Vec::new();
-        for (buffer, ranges) in elements {
-            let parts = match &mut self.state.present {
-                Some(present) => present.work.withdraw(*buffer, ranges),
-                None => Vec::new(),
-            };
-            withdrawn[*buffer] += parts.iter().map(|part| part.range.len()).sum::<usize>();
-            if late {
-                for range in ranges {
-                    grads.extend_from_slice(self.sums.complete(*buffer, range)?);
-                }
-            } else {
-                for part in parts.iter().filter(|part| part.hyper.is_some()) {
-                    let grads = self.sums.complete(*buffer, &part.range)?;
-                    let part = std::slice::from_ref(part);
-                    apply::update(&mut *self.tier, &*self.optimizer, part, grads, None, 1)?;
-                }
-            }
-        }
-        let len: usize = elements.iter().flat_map(|(_, ranges)| ranges).map(ExactSizeIterator::len).sum();
-        let values = {
-            let _tag = tag(Category::Buffers);
-            self.link.host_memory((self.arrays + usize::from(late)) * len, Kind::Float)?
-        };
-        self.exchange(elements, &values, false)?;
-        if late {
-            // SAFETY: nobody else has the tensor yet.
-            let values = unsafe { slice_mut::<f32>(&values)? };
-            values[self.arrays * len..].copy_from_slice(&grads);
-        }
-        Ok(Taken { values, withdrawn })
-    }
-
-    /// Copies all arrays of elements to or from `values`, which has array after array.
-    fn exchange(&mut self, elements: &Elements, values: &Tensor, into: bool) -> Result<()> {
-        let len: usize = elements.iter().flat_map(|(_, ranges)| ranges).map(ExactSizeIterator::len).sum();
-        let mut at = 0;
-        for (buffer, ranges) in elements {
-            for range in ranges {
-                let span = Span { buffer: *buffer, range: range.clone() };
-                self.tier.with(&span, &mut |arrays| {
-                    for (index, array) in arrays.iter_mut().enumerate() {
-                        let own = index * len + at..index * len + at + array.len();
-                        if into {
-                            array.copy_from_slice(&slice::<f32>(values)?[own]);
-                        } else {
-                            // SAFETY: the worker alone has the tensor.
-                            let values = unsafe { slice_mut::<f32>(values)? };
-                            values[own].copy_from_slice(array);
-                        }
-                    }
-                    Ok(())
-                })?;
-                at += range.len();
-            }
         }
         Ok(())
     }

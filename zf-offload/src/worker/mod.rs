@@ -2,10 +2,12 @@
 
 mod actor;
 mod apply;
+mod handover;
 mod progress;
 mod sums;
 mod work;
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use tch::{Kind, Tensor};
 use zf_core::stage::{
-    Arrived, HostPool, HostUpdate, HostWork, Landing, Link, Output, Site, Taken, Tier, Transfer, Way,
+    Arrived, HostPool, HostUpdate, HostWork, Landing, Link, Output, Site, Take, Taken, Tier, Transfer, Way,
 };
 use zf_core::{Error, Result};
 use zf_sys::heap::{Category, tag};
@@ -36,7 +38,10 @@ pub struct Worker {
     memory: Receiver<Tensor>,
     arrivals: Receiver<Result<Output>>,
     landing: Option<Sender<Tensor>>,
+    /// Of the calls of [`HostPool::take`], in their order.
+    taken: VecDeque<Receiver<Result<Taken>>>,
     gives: u64,
+    updates: u64,
     progress: Arc<Progress>,
     threads: Vec<JoinHandle<()>>,
     notes: Vec<String>,
@@ -126,7 +131,9 @@ impl Worker {
             memory,
             arrivals,
             landing: Some(landing),
+            taken: VecDeque::new(),
             gives: 0,
+            updates: 0,
             progress,
             threads: vec![worker, sender],
             notes: Vec::new(),
@@ -253,6 +260,7 @@ impl HostPool for Worker {
     }
 
     fn update(&mut self, update: HostUpdate) -> Result<()> {
+        self.updates += 1;
         self.ask(Request::Update { update, gives: self.gives })
     }
 
@@ -286,9 +294,16 @@ impl HostPool for Worker {
         }
     }
 
-    fn take(&mut self, elements: &[(usize, Vec<Range<usize>>)], late: bool) -> Result<Taken> {
-        let gives = self.gives;
-        self.answer(|reply| Request::Take { elements: elements.to_vec(), late, gives, reply })
+    fn take(&mut self, take: Take) -> Result<()> {
+        let (reply, taken) = bounded(1);
+        self.ask(Request::Take { take, gives: self.gives, updates: self.updates, reply })?;
+        self.taken.push_back(taken);
+        Ok(())
+    }
+
+    fn taken(&mut self) -> Result<Taken> {
+        let taken = self.taken.pop_front().ok_or_else(|| Error::Engine("no elements were taken".into()))?;
+        self.wait(&taken)?
     }
 
     fn give(&mut self, elements: Vec<(usize, Vec<Range<usize>>)>) -> Result<Box<dyn FnOnce(Result<Tensor>) + Send>> {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::columns::Shape;
-use super::states::{PENDING, SUMS, Saved};
+use super::saved::{PENDING, SUMS, Saved};
 use crate::checkpoint::MASTER;
 use crate::engine::flat::FlatState;
 use crate::engine::state::StateSource;

@@ -13,13 +13,37 @@ use crate::engine::flat::{int, narrow};
 use crate::stage::Output;
 use crate::{Error, Result};
 
+/// What of an update is to come, by flat.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Expected {
+    /// Window of the newest update: its gradients leave before anybody waits for it.
+    pub(super) window: u64,
+    /// Elements of this rank.
+    pub(super) elements: Vec<usize>,
+    /// Whether any rank has some. It decides when the flat is sent on to the others, at which all ranks take part.
+    pub(super) anywhere: Vec<bool>,
+}
+
+impl Expected {
+    pub(super) fn nothing(flats: usize) -> Self {
+        Self { window: 0, elements: vec![0; flats], anywhere: vec![false; flats] }
+    }
+
+    pub(super) fn add(&mut self, more: &Self) {
+        self.window = more.window;
+        self.elements.iter_mut().zip(&more.elements).for_each(|(sum, more)| *sum += more);
+        self.anywhere.iter_mut().zip(&more.anywhere).for_each(|(any, more)| *any |= more);
+    }
+}
+
 impl Offloading {
-    /// Waits for the parameters of a flat buffer and sends them on to the other ranks. Outputs come in the order of flat
+    /// Waits for the parameters and promoted columns of a flat buffer and sends them on to the other ranks. Outputs come in the order of flat
     /// buffers, so that those before it are received too. All ranks send on the same flats in the same order, also one that
     /// has nothing of a flat itself.
     pub(crate) fn receive(&mut self, core: &mut Core, flat: usize) -> Result<()> {
         for flat in 0..=flat {
-            self.receive_one(core, flat)?;
+            self.receive_columns(core, flat)?;
+            self.receive_parameters(core, flat)?;
             if std::mem::take(&mut self.arriving.anywhere[flat]) {
                 core.publish(flat)?;
             }
@@ -27,9 +51,9 @@ impl Offloading {
         Ok(())
     }
 
-    fn receive_one(&mut self, core: &Core, flat: usize) -> Result<()> {
+    fn receive_parameters(&mut self, core: &Core, flat: usize) -> Result<()> {
         if self.arriving.elements[flat] > 0 {
-            self.outbox.pack_until(self.awaited, &mut *self.pool, &self.link, &core.trace)?;
+            self.outbox.pack_until(self.arriving.window, &mut *self.pool, &self.link, &core.trace)?;
         }
         while self.arriving.elements[flat] > 0 {
             self.pump()?;

@@ -8,7 +8,7 @@ use zf_sys::heap::{Category, tag};
 use zf_sys::storage::{slice, slice_mut};
 
 use super::columns::total;
-use super::pack::{gather, scatter};
+use super::pack::{copy_places, gather, packed, scatter};
 use super::split::Split;
 use crate::engine::flat::{FlatState, int, narrow};
 use crate::layout::DType;
@@ -48,6 +48,29 @@ impl DevicePart {
         let len = int(split.device_len())?;
         let zeros = |_| Tensor::f_zeros([len], (Kind::Float, device)).map_err(Error::from);
         Ok(Self { arrays: (0..arrays).map(zeros).collect::<Result<_>>()? })
+    }
+
+    /// Makes room for `len` elements: those at `from` go to `to`, pair by pair of the same length, the others are zero.
+    pub(crate) fn rearrange(
+        &mut self,
+        len: usize,
+        from: &[Range<usize>],
+        to: &[Range<usize>],
+        device: tch::Device,
+    ) -> Result<()> {
+        let _tag = tag(Category::Optimizer);
+        for array in &mut self.arrays {
+            let new = Tensor::f_zeros([int(len)?], (Kind::Float, device))?;
+            copy_places(array, from, &new, to)?;
+            *array = new;
+        }
+        Ok(())
+    }
+
+    /// Replaces the elements `ranges` (column order, on the device) of one array.
+    pub(crate) fn put(&self, split: &Split, ranges: &[Range<usize>], array: usize, values: &Tensor) -> Result<()> {
+        let places: Vec<Range<usize>> = split.places(ranges).collect();
+        copy_places(values, &packed(&places), &self.arrays[array], &places)
     }
 
     /// Applies the rule to the elements `ranges` (column order) of `split.device` and writes the parameters. `parts` says how
@@ -102,8 +125,10 @@ impl DevicePart {
     /// The elements `ranges` (column order, on the device) of one array, one after the other.
     pub(crate) fn array(&self, split: &Split, ranges: &[Range<usize>], array: usize) -> Result<Tensor> {
         let array = &self.arrays[array];
-        let parts = split.places(ranges).map(|place| narrow(array, place)).collect::<Result<Vec<_>>>()?;
-        if parts.is_empty() { narrow(array, 0..0) } else { Ok(Tensor::f_cat(&parts, 0)?) }
+        let places: Vec<Range<usize>> = split.places(ranges).collect();
+        let values = Tensor::f_empty([int(total(&places))?], (Kind::Float, array.device()))?;
+        copy_places(array, &places, &values, &packed(&places))?;
+        Ok(values)
     }
 }
 

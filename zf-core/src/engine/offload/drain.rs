@@ -1,6 +1,7 @@
 //! The end of a run: everything that is pending becomes visible.
 
-use super::{Offloading, Step, Submitted};
+use super::window::Submitted;
+use super::{Offloading, Step};
 use crate::engine::core::Core;
 use crate::{Error, Result};
 
@@ -34,7 +35,6 @@ impl Offloading {
     pub(super) fn show_pending(&mut self, core: &mut Core) -> Result<()> {
         if let Some(pending) = self.pending.take() {
             self.arriving.add(&pending);
-            self.awaited = self.clock.window.saturating_sub(1);
         }
         self.receive_all(core)?;
         for index in 0..self.parts.len() {

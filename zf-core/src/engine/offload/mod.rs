@@ -12,41 +12,47 @@ mod clock;
 mod columns;
 mod device_part;
 mod drain;
+mod incoming;
+mod late;
 mod moves;
 mod outbox;
 mod pace;
 mod pack;
+mod resume;
+mod saved;
 mod score;
 mod split;
 mod states;
+mod update;
+mod window;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 use zf_sys::heap::{Category, Heap, tag};
 
 pub(crate) use self::absorb::Absorbed;
+use self::arrivals::Expected;
 pub(crate) use self::clock::Clock;
 use self::clock::check;
 use self::columns::total;
-use self::device_part::{DevicePart, gradients};
-use self::outbox::{Errand, Outbox, Source};
+use self::device_part::DevicePart;
+use self::incoming::Incoming;
+use self::late::Late;
+use self::outbox::Outbox;
 use self::pace::Pace;
+pub use self::saved::Saved;
 use self::split::Split;
-pub use self::states::Saved;
-use super::core::Core;
-use super::flat::{FlatState, int, narrow};
+use self::window::Submitted;
+use super::flat::{FlatState, int};
 use super::options::{EngineOptions, OffloadStages, Stages};
 use super::update::SlotHyper;
 use crate::layout::{DType, Layout};
 use crate::stage::{
-    AccumulateOn, Decision, HostPart, HostPool, HostUpdate, HostWork, Hyper, Interval, Keeps, Link, Needs,
-    OffloadPolicy, Optimizer, Promotion, Selector, Site, Traffic, Transport, Wire,
+    AccumulateOn, Decision, HostPool, HostWork, Interval, Keeps, Link, Needs, OffloadPolicy, Optimizer, Selector, Site,
+    Traffic, Transport, Wire,
 };
-use crate::trace::{Lane, Trace};
 use crate::{Error, Result};
 
 /// What one rank keeps off its device, and what is on the way.
@@ -85,28 +91,6 @@ pub(crate) struct Offloading {
     decision: Option<Decision>,
     /// Whether the pending update waits for the next choice of columns.
     held: bool,
-    /// The window of the newest update that is to arrive: its gradients leave before anybody waits for it.
-    awaited: u64,
-}
-
-/// What of an update is to come, by flat.
-#[derive(Debug, Clone, Default)]
-struct Expected {
-    /// Elements of this rank.
-    elements: Vec<usize>,
-    /// Whether any rank has some. It decides when the flat is sent on to the others, at which all ranks take part.
-    anywhere: Vec<bool>,
-}
-
-impl Expected {
-    fn nothing(flats: usize) -> Self {
-        Self { elements: vec![0; flats], anywhere: vec![false; flats] }
-    }
-
-    fn add(&mut self, more: &Self) {
-        self.elements.iter_mut().zip(&more.elements).for_each(|(sum, more)| *sum += more);
-        self.anywhere.iter_mut().zip(&more.anywhere).for_each(|(any, more)| *any |= more);
-    }
 }
 
 /// One flat buffer's part.
@@ -121,38 +105,8 @@ struct Part {
     sums: Option<Tensor>,
     /// Updates that will become visible for columns that moved to the device meanwhile.
     late: Vec<Late>,
-}
-
-/// A pending update of columns that are on the device by now.
-struct Late {
-    /// By slot and column: whether it is one of them; the same on all ranks.
-    columns: Vec<Vec<bool>>,
-    /// This rank's elements of them, in column order.
-    ranges: Vec<Range<usize>>,
-    /// Their summed gradients.
-    grads: Option<Tensor>,
-    /// The numbers of the update, of this flat alone.
-    numbers: Submitted,
-}
-
-/// The numbers of an update that was submitted.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Submitted {
-    /// By flat and slot: whether it is part of it.
-    touched: Vec<Vec<bool>>,
-    /// By flat and slot.
-    hypers: Vec<Vec<SlotHyper>>,
-    /// The schedule's factor.
-    lr: f64,
-    /// The factor on the gradient.
-    scale: f32,
-}
-
-impl Submitted {
-    fn hyper(&self, flat: usize, slot: usize, count: u64) -> Hyper {
-        let SlotHyper { lr, weight_decay } = self.hypers[flat][slot];
-        Hyper { lr: lr * self.lr, weight_decay, count, grad_scale: self.scale }
-    }
+    /// Columns that became chosen in the last step and whose states are not here.
+    incoming: Option<Incoming>,
 }
 
 /// One update that was not skipped.
@@ -214,7 +168,15 @@ impl Offloading {
             let split = Split::new(flat, policy.keeps, axis, policy.fold);
             let device = DevicePart::new(&split, arrays, device)?;
             let none = vec![false; flat.spec.slots.len()];
-            parts.push(Some(Part { split, device, touched: none.clone(), left: none, sums: None, late: Vec::new() }));
+            parts.push(Some(Part {
+                split,
+                device,
+                touched: none.clone(),
+                left: none,
+                sums: None,
+                late: Vec::new(),
+                incoming: None,
+            }));
         }
         let lens: Vec<usize> =
             parts.iter().map(|part| part.as_ref().map_or(0, |part| part.split.columns.len)).collect();
@@ -275,230 +237,12 @@ impl Offloading {
             chosen_sum: (0.0, 0),
             decision: None,
             held: false,
-            awaited: 0,
         }))
-    }
-
-    /// Whether gradients leave as soon as they are summed, before the norm is known.
-    fn early(&self) -> bool {
-        self.policy.keeps == Keeps::Nothing
     }
 
     /// Packs and sends what buffers are free for.
     pub(crate) fn pump(&mut self) -> Result<()> {
         self.outbox.pump(&mut *self.pool, &self.link)
-    }
-
-    /// The gradients of a flat buffer are about to be overwritten.
-    pub(crate) fn release_gradients(&mut self, flat: usize, trace: &Trace) -> Result<()> {
-        self.outbox.pack_all_of(Some(flat), &mut *self.pool, &self.link, trace)
-    }
-
-    /// The gradient of a flat buffer is complete on this rank; whether it leaves.
-    pub(crate) fn offer(&mut self, index: usize, flat: &FlatState, arrived: &[bool]) -> Result<bool> {
-        if self.early() {
-            self.send(index, flat, &|slot| arrived[slot], 1.0, true)?;
-            self.pump()?;
-        }
-        Ok(self.early())
-    }
-
-    /// Puts the gradients of the host's elements of the wanted slots into the outbox.
-    fn send(
-        &mut self,
-        index: usize,
-        flat: &FlatState,
-        wanted: &dyn Fn(usize) -> bool,
-        scale: f32,
-        replace: bool,
-    ) -> Result<()> {
-        let Some(part) = &mut self.parts[index] else { return Ok(()) };
-        let (split, left) = (&part.split, &mut part.left);
-        let ranges = split.host_of(|slot| wanted(slot) && !left[slot]);
-        if !ranges.is_empty() {
-            let block = |block: &columns::Block| wanted(block.slot).then(|| flat.grad(&block.range)).transpose();
-            let blocks = split.columns.blocks.iter().map(block).collect::<Result<Vec<_>>>()?;
-            let source = Source::Rows { columns: Arc::clone(&split.columns), blocks };
-            let errand = Errand { window: self.clock.window, buffer: index, wire: self.wire[index], scale, replace };
-            self.outbox.put(errand, &ranges, &source);
-        }
-        left.iter_mut().enumerate().filter(|(slot, _)| wanted(*slot)).for_each(|(_, left)| *left = true);
-        Ok(())
-    }
-
-    /// A step ends, skipped or not: what leaves next is of another one.
-    pub(crate) fn end_step(&mut self) {
-        self.parts.iter_mut().flatten().for_each(|part| part.left.fill(false));
-    }
-
-    /// One update: the device's part now, the host's part as the clock says.
-    pub(crate) fn update(&mut self, core: &mut Core, step: &Step<'_>) -> Result<OffloadReport> {
-        self.receive_all(core)?;
-        let pending = if self.pending.is_some() { self.oldest } else { 0 };
-        (self.turnover, self.decision) = (None, None);
-        self.pace.step(core.trace.totals().seconds(Lane::Wait));
-        let staleness = self.clock.position + pending;
-        if self.selector.is_some() {
-            self.choose(core, step)?;
-        }
-        for index in 0..self.parts.len() {
-            self.collect(index, &core.flats[index], step)?;
-        }
-        self.lr_sum += step.lr;
-        (self.last.hypers, self.last.lr) = (step.hypers.to_vec(), step.lr);
-        self.pump()?;
-        let (warming_up, length) = (self.clock.warming_up(), self.clock.length());
-        let ends = self.clock.advance();
-        if ends {
-            self.end_window(core, step, length, !warming_up && self.policy.asynchronous)?;
-        }
-        for index in 0..self.parts.len() {
-            self.update_device(index, core, step)?;
-            if ends {
-                self.apply_late(index, core)?;
-            }
-            if !self.arriving.anywhere[index] && self.parts[index].is_some() {
-                core.publish(index)?;
-            }
-        }
-        if let (sum, count @ 1..) = std::mem::take(&mut self.chosen_sum) {
-            self.pace.chosen(sum / count as f64);
-        }
-        Ok(OffloadReport { staleness, turnover: self.turnover, interval: length, decision: self.decision })
-    }
-
-    /// Adds this step's gradients of the host's elements to the window.
-    fn collect(&mut self, index: usize, flat: &FlatState, step: &Step<'_>) -> Result<()> {
-        let early = self.early();
-        let Some(part) = &mut self.parts[index] else { return Ok(()) };
-        let chosen = &step.chosen[index];
-        if early {
-            // What did not leave during backward: gradients that take further hops, and zeros for what nothing used.
-            part.touched.clone_from(chosen);
-            return self.send(index, flat, &|slot| chosen[slot], 1.0, true);
-        }
-        let first = part.touched.clone();
-        part.touched.iter_mut().zip(chosen).for_each(|(touched, chosen)| *touched |= chosen);
-        if self.on_device {
-            return self.collect_here(index, flat, step, &first);
-        }
-        self.send(index, flat, &|slot| chosen[slot] && !first[slot], step.grad_scale, true)?;
-        self.send(index, flat, &|slot| chosen[slot] && first[slot], step.grad_scale, false)
-    }
-
-    /// The same on the device: `sum = grad * scale`, then `sum + grad * scale`, each product rounded.
-    fn collect_here(&mut self, index: usize, flat: &FlatState, step: &Step<'_>, first: &[bool]) -> Result<()> {
-        let Some(part) = &mut self.parts[index] else { return Ok(()) };
-        let begins = !first.iter().any(|&touched| touched);
-        let chosen = &step.chosen[index];
-        let all = chosen.iter().all(|&chosen| chosen);
-        let (split, scale) = (&part.split, f64::from(step.grad_scale));
-        tch::no_grad(|| {
-            let ranges = &split.host;
-            let mut grads = {
-                let _tag = tag(Category::Gradients);
-                let grads = gradients(flat, split, ranges)?;
-                zf_sys::heap::retag(&grads, Category::Gradients)?;
-                grads
-            };
-            if !all {
-                // A slot that nothing used adds nothing.
-                let mut at = 0;
-                for (block, range) in split.columns.by_block(ranges) {
-                    if !chosen[split.columns.blocks[block].slot] {
-                        let _ = narrow(&grads, at..at + range.len())?.f_zero_()?;
-                    }
-                    at += range.len();
-                }
-            }
-            let _ = grads.f_mul_scalar_(scale)?;
-            match part.sums.as_ref().filter(|_| !begins) {
-                Some(sums) => drop(sums.shallow_clone().f_add_(&grads)?),
-                None => part.sums = Some(grads),
-            }
-            Ok(())
-        })
-    }
-
-    /// The window is complete: its update is submitted, and one becomes visible.
-    fn end_window(&mut self, core: &Core, step: &Step<'_>, length: u64, asynchronous: bool) -> Result<()> {
-        let window = self.clock.window - 1;
-        let scale = if self.early() { step.grad_scale } else { (1.0 / length as f64) as f32 };
-        let touched =
-            self.parts.iter().map(|part| part.as_ref().map_or_else(Vec::new, |part| part.touched.clone())).collect();
-        let submitted = Submitted { touched, hypers: step.hypers.to_vec(), lr: self.lr(step, length), scale };
-        for (index, part) in self.parts.iter_mut().enumerate() {
-            let Some(Part { split, touched, sums, .. }) = part else { continue };
-            if let Some(sums) = sums.take() {
-                let errand = Errand { window, buffer: index, wire: self.wire[index], scale: 1.0, replace: true };
-                self.outbox.put(errand, &split.host, &Source::Packed(sums));
-            }
-            split.count(false, |slot| touched[slot]);
-            touched.fill(false);
-        }
-        let (parts, expected) = self.host_parts(&submitted);
-        let hold = asynchronous && self.policy.promotion == Promotion::Late;
-        let update = HostUpdate { window, parts, landings: self.outbox.end_window(), hold };
-        if !asynchronous {
-            // Everything has to be underway before anybody waits for it.
-            self.outbox.pack_all_of(None, &mut *self.pool, &self.link, &core.trace)?;
-        }
-        self.pool.update(update)?;
-        // Sums of the device begin to cross the link at once.
-        self.pump()?;
-        (self.held, self.submitted) = (hold, Some(submitted));
-        let elements = expected.elements.iter().sum();
-        self.pace.end_window(length, elements, self.on_device, self.pool.work(), self.link.traffic());
-        let visible = if asynchronous { self.pending.replace(expected) } else { Some(expected) };
-        self.awaited = if asynchronous { window.saturating_sub(1) } else { window };
-        self.oldest = length;
-        visible.iter().for_each(|expected| self.arriving.add(expected));
-        Ok(())
-    }
-
-    /// What an update changes, and what will arrive of it.
-    fn host_parts(&self, submitted: &Submitted) -> (Vec<HostPart>, Expected) {
-        let (mut parts, mut expected) = (Vec::new(), Expected::nothing(self.parts.len()));
-        for (index, part) in self.parts.iter().enumerate() {
-            let Some(part) = part else { continue };
-            let wanted = |slot: usize| submitted.touched[index][slot];
-            expected.anywhere[index] = part.split.any_with_host(wanted);
-            for (range, hyper) in part.split.host_alike(wanted, |slot, count| submitted.hyper(index, slot, count)) {
-                expected.elements[index] += range.len();
-                parts.push(HostPart { buffer: index, range, hyper: Some(hyper) });
-            }
-        }
-        (parts, expected)
-    }
-
-    /// The schedule's factor of a window that ends with `step`.
-    fn lr(&mut self, step: &Step<'_>, length: u64) -> f64 {
-        let sum = std::mem::take(&mut self.lr_sum);
-        if self.policy.mean_lr { sum / length as f64 } else { step.lr }
-    }
-
-    /// Updates the columns on the device.
-    fn update_device(&mut self, index: usize, core: &Core, step: &Step<'_>) -> Result<()> {
-        let Some(part) = &mut self.parts[index] else { return Ok(()) };
-        let (flat, chosen) = (&core.flats[index], &step.chosen[index]);
-        let split = &mut part.split;
-        if split.chosen.iter().flatten().any(|&chosen| chosen) {
-            split.count(true, |slot| chosen[slot]);
-        }
-        if split.device.is_empty() {
-            return Ok(());
-        }
-        let hyper = |slot: usize, count: u64| {
-            let SlotHyper { lr, weight_decay } = step.hypers[index][slot];
-            Hyper { lr: lr * step.lr, weight_decay, count, grad_scale: step.grad_scale }
-        };
-        let (ranges, alike) = split.device_alike(|slot| chosen[slot], hyper);
-        let grads = gradients(flat, split, &ranges)?;
-        if matches!(self.policy.interval, Interval::Auto { .. }) {
-            let sum = grads.f_abs()?.f_sum(Kind::Double)?.f_double_value(&[])? * f64::from(step.grad_scale.abs());
-            self.chosen_sum = (self.chosen_sum.0 + sum, self.chosen_sum.1 + grads.numel());
-        }
-        tch::no_grad(|| part.device.update(flat, split, &*self.optimizer, (&ranges, &alike), &grads))
     }
 
     /// Time spent waiting since the last call.

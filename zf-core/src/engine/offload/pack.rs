@@ -56,6 +56,39 @@ pub(crate) fn scatter(columns: &Columns, ranges: &[Range<usize>], values: &Tenso
     }
 }
 
+/// Where ranges lie that are put one after the other.
+pub(crate) fn packed(ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let place = |range: &Range<usize>| {
+        end += range.len();
+        end - range.len()..end
+    };
+    ranges.iter().map(place).collect()
+}
+
+/// Copies the elements at `places` of a 1-D float32 tensor to `others` of another, pair by pair of the same length.
+pub(crate) fn copy_places(from: &Tensor, places: &[Range<usize>], to: &Tensor, others: &[Range<usize>]) -> Result<()> {
+    if to.device().is_cuda() {
+        let values = from.f_index_select(0, &indices(places.iter().cloned().flatten(), from)?)?;
+        let places = indices(others.iter().cloned().flatten(), to)?;
+        let _ = tch::no_grad(|| to.shallow_clone().f_index_copy_(0, &places, &values))?;
+        return Ok(());
+    }
+    let from = slice::<f32>(from)?;
+    // SAFETY: both are different memory of this rank's own, which only its thread uses.
+    let to = unsafe { slice_mut::<f32>(to)? };
+    for (place, other) in places.iter().zip(others) {
+        to[other.clone()].copy_from_slice(&from[place.clone()]);
+    }
+    Ok(())
+}
+
+/// Indices on the device of `like`.
+fn indices(places: impl Iterator<Item = usize>, like: &Tensor) -> Result<Tensor> {
+    let places: Vec<i64> = places.map(|place| i64::try_from(place).unwrap_or(i64::MAX)).collect();
+    Ok(Tensor::f_from_slice(&places)?.f_to_device(like.device())?)
+}
+
 /// Keeps the rows of the block that was visited last.
 struct Visit<'a> {
     rows: &'a Rows<'a>,

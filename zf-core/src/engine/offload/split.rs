@@ -75,15 +75,19 @@ impl Split {
         parts
     }
 
-    /// The device's elements of wanted slots, in column order, and which of them are updated alike, counted among these
-    /// elements.
+    /// The device's elements of wanted slots of which `here` is true, in column order, and which of them are updated alike,
+    /// counted among these elements.
     pub(crate) fn device_alike(
         &self,
         wanted: impl Fn(usize) -> bool,
+        here: impl Fn(&Range<usize>) -> bool,
         hyper: impl Fn(usize, u64) -> Hyper,
     ) -> (Vec<Range<usize>>, Vec<(usize, Hyper)>) {
         let (mut ranges, mut parts): (Vec<Range<usize>>, Vec<(usize, Hyper)>) = (Vec::new(), Vec::new());
         self.walk(true, wanted, hyper, |range, hyper| {
+            if !here(&range) {
+                return;
+            }
             match parts.last_mut() {
                 Some((len, same)) if *same == hyper => *len += range.len(),
                 _ => parts.push((range.len(), hyper)),
