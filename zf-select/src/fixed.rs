@@ -8,7 +8,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use zf_core::registry::{Build, BuildContext, setting};
+use zf_core::registry::{Build, BuildContext, nearest, setting};
 use zf_core::slots;
 use zf_core::stage::{Axis, Candidates, Selector};
 use zf_core::{Error, Result};
@@ -80,18 +80,41 @@ pub struct Fixed {
 impl Selector for Fixed {
     from_base!();
 
+    fn check(&self, weights: &BTreeMap<&str, usize>) -> Result<()> {
+        for name in self.columns.0.keys() {
+            let Some(&columns) = weights.get(name.as_str()) else {
+                let advice = match nearest(name, weights.keys().copied()) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => format!("those are: {}", weights.keys().copied().collect::<Vec<_>>().join(", ")),
+                };
+                return Err(self.refuse(&format!("`{name}` is no weight whose columns are chosen; {advice}")));
+            };
+            self.listed(name, columns)?;
+        }
+        Ok(())
+    }
+
     fn choose(&mut self, weight: &Candidates<'_>) -> Result<Vec<u32>> {
-        let columns = checks::columns(weight)?;
-        let Some(listed) = self.columns.0.get(weight.name) else { return Ok(Vec::new()) };
+        checks::columns(weight)?;
+        Ok(self.listed(weight.name, weight.columns)?.to_vec())
+    }
+}
+
+impl Fixed {
+    /// The columns that the file lists for a weight that has `columns`.
+    fn listed(&self, name: &str, columns: usize) -> Result<&[u32]> {
+        let listed = self.columns.0.get(name).map_or(&[][..], Vec::as_slice);
         match listed.last() {
-            Some(&last) if columns <= last => Err(Error::Input(format!(
-                "{}: column {last} of `{}`, which has columns 0 to {}; select.axis decides which dimension they count",
-                self.path.display(),
-                weight.name,
+            Some(&last) if last as usize >= columns => Err(self.refuse(&format!(
+                "column {last} of `{name}`, which has columns 0 to {}; select.axis decides which dimension they count",
                 columns - 1
             ))),
-            _ => Ok(listed.clone()),
+            _ => Ok(listed),
         }
+    }
+
+    fn refuse(&self, what: &str) -> Error {
+        Error::Input(format!("{}: {what}", self.path.display()))
     }
 }
 

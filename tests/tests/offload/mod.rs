@@ -6,6 +6,7 @@ mod memory;
 mod moves;
 mod oracle;
 mod pace;
+mod parameters;
 mod random;
 mod reference;
 mod report;

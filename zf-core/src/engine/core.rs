@@ -7,6 +7,7 @@ use tch::Tensor;
 
 use super::buckets::{self, Bucket};
 use super::flat::{FlatState, local_offset, narrow};
+use super::host::Host;
 use super::offload::Offloading;
 use super::party::Party;
 use super::reduce::Reducing;
@@ -34,6 +35,8 @@ pub(crate) struct Core {
     pub(crate) reducing: Reducing,
     pub(crate) residency: Residency,
     pub(crate) transfers: Transfers,
+    /// From where parameters are fetched, where they lie in host memory.
+    pub(crate) host: Option<Host>,
     /// What is kept off the device; taken out while it works with the rest.
     pub(crate) offload: Option<Offloading>,
 }
@@ -45,10 +48,11 @@ impl Core {
         flats: Vec<FlatState>,
         reducing: Reducing,
         transfers: Transfers,
+        host: Option<Host>,
         trace: Trace,
     ) -> Result<Self> {
-        let residency = Residency::new(&layout, transport.rank(), &transfers)?;
-        Ok(Self { layout, transport, flats, trace, reducing, residency, transfers, offload: None })
+        let residency = Residency::new(&layout, transport.rank(), &transfers, host.is_some())?;
+        Ok(Self { layout, transport, flats, trace, reducing, residency, transfers, host, offload: None })
     }
 
     /// Has the offload, if there is one, do something with the rest of the core.
@@ -64,7 +68,7 @@ impl Core {
 
     /// The device of the parameters.
     pub(crate) fn device(&self) -> tch::Device {
-        self.flats.first().map_or(tch::Device::Cpu, |flat| flat.home.device())
+        self.flats.first().map_or(tch::Device::Cpu, |flat| flat.device())
     }
 
     /// Starts a collective for flat number `index`.

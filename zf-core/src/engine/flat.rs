@@ -6,6 +6,7 @@ use tch::{Device, Kind, Tensor};
 use zf_sys::heap::{Category, tag};
 
 use super::grads::{GradPlan, Grads};
+use super::host::Host;
 use super::party;
 use super::reduction::{Reduction, When};
 use crate::config::Accumulate;
@@ -33,9 +34,11 @@ pub(crate) struct FlatState {
     pub(crate) kept: Vec<Range<usize>>,
     /// Kept parameters in the model's type, one range after the other.
     pub(crate) home: Tensor,
-    /// All parameters, `[numel]`: the same as `home` where this rank keeps everything; else memory that is there only
-    /// while the unit is gathered.
+    /// All parameters, `[numel]`: the same as `home` where this rank keeps everything on the device; else memory that is
+    /// there only while the unit is gathered.
     pub(crate) params: Tensor,
+    /// Whether they are not the same.
+    apart: bool,
     /// Views of `params`, one a slot, leaves of autograd if trainable.
     pub(crate) leaves: Vec<Tensor>,
     /// Accumulated gradients; `None` for frozen parameters.
@@ -49,14 +52,15 @@ pub(crate) struct FlatState {
 }
 
 impl FlatState {
-    /// Allocates all buffers, zeroed. Without `states` masters and states are kept elsewhere.
+    /// Allocates all buffers, zeroed. Without `states` masters and states are kept elsewhere; with a `host` parameters
+    /// lie there.
     pub(crate) fn new(
         spec: &Flat,
         [rank, world]: [usize; 2],
-        when: When,
-        plan: GradPlan,
+        (when, plan): (When, GradPlan),
         accumulate: Accumulate,
         states: Option<usize>,
+        host: Option<&Host>,
         device: Device,
     ) -> Result<Self> {
         party::check(spec, world)?;
@@ -67,10 +71,14 @@ impl FlatState {
             let _tag = tag(category);
             Tensor::f_zeros([int(numel)?], (kind, device)).map_err(Error::from)
         };
-        let home = zeros(Category::Parameters, len(&kept), spec.dtype.kind())?;
-        let params = match spec.params.group() {
-            1 => home.shallow_clone(),
-            _ => zeros(Category::Buffers, spec.numel, spec.dtype.kind())?,
+        let home = match host {
+            Some(host) => host.zeros(Category::Parameters, len(&kept), spec.dtype.kind())?,
+            None => zeros(Category::Parameters, len(&kept), spec.dtype.kind())?,
+        };
+        let apart = host.is_some() || spec.params.group() > 1;
+        let params = match apart {
+            false => home.shallow_clone(),
+            true => zeros(Category::Buffers, spec.numel, spec.dtype.kind())?,
         };
         let leaves = spec.slots.iter().map(|slot| leaf(&params, slot, spec.trainable)).collect::<Result<Vec<_>>>()?;
         let (mut grads, mut master, mut optim) = (None, None, Vec::new());
@@ -89,19 +97,15 @@ impl FlatState {
         }
         let counts = vec![0; spec.slots.len()];
         let spec = spec.clone();
-        let state = Self { spec, reduction, owned, kept, home, params, leaves, grads, master, states: optim, counts };
+        let state =
+            Self { spec, reduction, owned, kept, home, params, apart, leaves, grads, master, states: optim, counts };
         state.release()?;
         Ok(state)
     }
 
-    /// Whether this rank keeps only a part of the parameters.
-    pub(crate) fn is_sharded(&self) -> bool {
-        self.spec.params.group() > 1
-    }
-
     /// Makes room for gathered parameters. Their values are undefined until a gather has filled them.
     pub(crate) fn make_room(&self) -> Result<()> {
-        if self.is_sharded() {
+        if self.apart {
             let _tag = tag(Category::Buffers);
             let bytes = self.spec.numel * self.spec.dtype.size();
             zf_sys::storage::resize_bytes(&self.params, bytes)?;
@@ -111,10 +115,15 @@ impl FlatState {
 
     /// Gives the memory of gathered parameters back; views of it stay valid for the next time.
     pub(crate) fn release(&self) -> Result<()> {
-        if self.is_sharded() {
+        if self.apart {
             zf_sys::storage::resize_bytes(&self.params, 0)?;
         }
         Ok(())
+    }
+
+    /// Where forward and backward run.
+    pub(crate) fn device(&self) -> Device {
+        self.params.device()
     }
 
     /// The accumulated gradients.

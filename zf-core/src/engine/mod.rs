@@ -6,6 +6,7 @@ mod context;
 mod core;
 mod flat;
 mod grads;
+mod host;
 mod launch;
 mod offload;
 mod options;
@@ -34,6 +35,7 @@ use self::context::UnitParams;
 use self::core::{Core, Shared, lock};
 use self::flat::FlatState;
 use self::grads::GradPlan;
+use self::host::Host;
 use self::offload::Offloading;
 use self::reduce::Reducing;
 use self::reduction::When;
@@ -44,7 +46,7 @@ use crate::layout::{DType, Layout};
 use crate::loss_scale::LossScaler;
 use crate::mesh::Mesh;
 use crate::model::{Model, UnitSpec};
-use crate::stage::{CommBytes, HostWork, Traffic, Transport};
+use crate::stage::{CommBytes, HostWork, ParametersOn, Traffic, Transport};
 use crate::weights::Weights;
 use crate::{Error, Result};
 
@@ -116,15 +118,20 @@ impl Engine {
         if !layout.flats.iter().any(|flat| flat.trainable && flat.used() > 0) {
             return Err(Error::Config("nothing to train: every parameter is frozen".into()));
         }
-        let (when, plan) = grad_plan(&options, &layout);
+        let sums @ (_, plan) = grad_plan(&options, &layout);
         let states = stages.optimizer.state().len();
-        let here = stages.offload_policy().is_none();
+        let host = Host::open(&stages, &options, &*transport)?;
+        if let (Some(host), Some(policy)) = (&host, stages.offload_policy()) {
+            host.check(&policy, &layout)?;
+        }
+        // Where parameters lie with the host.
+        let home = host.clone().filter(|host| host.parameters == ParametersOn::Host);
         let flats = layout
             .flats
             .iter()
             .map(|flat| {
-                let states = here.then_some(states);
-                FlatState::new(flat, [rank, world], when, plan, options.accumulate, states, options.device)
+                let states = host.is_none().then_some(states);
+                FlatState::new(flat, [rank, world], sums, options.accumulate, states, home.as_ref(), options.device)
             })
             .collect::<Result<Vec<_>>>()?;
         let hypers = layout
@@ -137,8 +144,8 @@ impl Engine {
             (options.dtype == DType::Float16).then(|| LossScaler::new(options.loss_scale.clone())).transpose()?;
         let transfers = stages.partitioner.transfers(&mesh);
         let reducing = Reducing::new(&layout, plan);
-        let offload = Offloading::open(&stages, &options, &layout, &flats, &*transport)?;
-        let mut core = Core::new(layout, transport, flats, reducing, transfers, options.trace.clone())?;
+        let offload = Offloading::open(host, &stages, &options, &layout, &flats, &*transport)?;
+        let mut core = Core::new(layout, transport, flats, reducing, transfers, home, options.trace.clone())?;
         core.offload = offload;
         let shared = Arc::new(Mutex::new(core));
         install_hooks(&shared)?;

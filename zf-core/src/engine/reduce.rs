@@ -249,7 +249,7 @@ impl Core {
             }
             None => {
                 let _tag = tag(Category::Buffers);
-                Tensor::f_zeros([size], (spec.dtype.kind(), self.flats[flat].home.device()))?
+                Tensor::f_zeros([size], (spec.dtype.kind(), self.flats[flat].device()))?
             }
         };
         self.reducing.scratch[flat] = Some(scratch.shallow_clone());

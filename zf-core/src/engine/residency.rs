@@ -4,6 +4,9 @@
 //! freed when the backward of the unit before it begins: by then autograd has run everything that reads it, since it
 //! always takes the node that was made last. While one unit computes, the next ones are on their way. Root units stay
 //! until the micro-batch ends. Every rank gathers the same units in the same order, whatever is done by then.
+//!
+//! Where parameters lie in host memory ([`super::host`]), what a rank keeps of a unit is fetched over the link first, and
+//! gathered from there when the next unit is asked for.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +14,8 @@ use tch::Tensor;
 use zf_sys::heap::{Category, tag};
 
 use super::core::Core;
-use super::flat::{int, narrow};
+use super::flat::{FlatState, int, narrow};
+use super::host::{Fetch, Host};
 use super::party::{self, Party};
 use crate::layout::Layout;
 use crate::stage::{Reshard, Ticket, Transfers};
@@ -35,8 +39,8 @@ pub(crate) struct Residency {
 /// One unit's parameters.
 #[derive(Default)]
 struct Home {
-    /// Whether any of its buffers is sharded.
-    sharded: bool,
+    /// Whether any of its buffers has to be gathered or fetched.
+    apart: bool,
     root: bool,
     place: Place,
     /// Updated parameters on their way to those who keep them.
@@ -47,8 +51,23 @@ struct Home {
 enum Place {
     #[default]
     Released,
-    Coming(Vec<Ticket>),
+    Coming(Coming),
     Here,
+}
+
+/// What of a unit is on its way.
+#[derive(Default)]
+struct Coming {
+    fetches: Vec<Fetched>,
+    tickets: Vec<Ticket>,
+}
+
+/// One flat's kept parameters on their way from host memory.
+struct Fetched {
+    flat: usize,
+    fetch: Fetch,
+    /// Where they land if they are gathered from there; else they land where they are used.
+    part: Option<Tensor>,
 }
 
 /// The ways of one flat's parameters.
@@ -69,7 +88,7 @@ enum Pass {
 }
 
 impl Residency {
-    pub(crate) fn new(layout: &Layout, rank: usize, transfers: &Transfers) -> Result<Self> {
+    pub(crate) fn new(layout: &Layout, rank: usize, transfers: &Transfers, host: bool) -> Result<Self> {
         if transfers.max_live_units == 0 {
             return Err(Error::Config("max_live_units: at least one unit must be gathered to run, found 0".into()));
         }
@@ -96,7 +115,7 @@ impl Residency {
             });
         }
         let units = layout.units.iter().map(|unit| Home {
-            sharded: unit.flats.iter().any(|&flat| layout.flats[flat].params.group() > 1),
+            apart: host || unit.flats.iter().any(|&flat| layout.flats[flat].params.group() > 1),
             root: unit.root,
             ..Home::default()
         });
@@ -104,14 +123,14 @@ impl Residency {
         Ok(Self { units, flats, ran: Vec::new(), backward: None, live: 0, peak: 0, waited: Duration::ZERO })
     }
 
-    /// Whether any unit is sharded.
-    pub(crate) fn any_sharded(&self) -> bool {
-        self.units.iter().any(|unit| unit.sharded)
+    /// Whether any unit has to be gathered or fetched.
+    pub(crate) fn any_apart(&self) -> bool {
+        self.units.iter().any(|unit| unit.apart)
     }
 
     /// Whether `unit` is freed between its passes.
     pub(crate) fn comes_and_goes(&self, unit: usize) -> bool {
-        self.units[unit].sharded && !self.units[unit].root
+        self.units[unit].apart && !self.units[unit].root
     }
 
     /// The most units that were gathered at once, root units aside.
@@ -135,7 +154,7 @@ impl Core {
     pub(crate) fn enter_forward(&mut self, unit: usize) -> Result<()> {
         self.pump()?;
         self.wait_published(unit)?;
-        if !self.residency.units[unit].sharded {
+        if !self.residency.units[unit].apart {
             return Ok(());
         }
         self.make_way_for(unit)?;
@@ -249,6 +268,9 @@ impl Core {
 
     /// Starts to gather as many of `units` as may be live.
     fn prefetch(&mut self, units: &[usize], pass: Pass) -> Result<()> {
+        for unit in 0..self.residency.units.len() {
+            self.hand_round(unit)?;
+        }
         for &unit in units {
             if self.has_room() && matches!(self.residency.units[unit].place, Place::Released) {
                 self.wait_published(unit)?;
@@ -283,25 +305,31 @@ impl Core {
         if !matches!(self.residency.units[unit].place, Place::Released) {
             return Ok(());
         }
-        let mut tickets = Vec::new();
+        let mut coming = Coming::default();
         for index in self.layout.units[unit].flats.clone() {
             let ways = &self.residency.flats[index];
             let secondary = ways.secondary.as_ref().filter(|_| pass == Pass::Backward).map(Tensor::shallow_clone);
             let way = if secondary.is_some() { &ways.regather } else { &ways.gather };
-            let Some(party) = way.clone() else {
+            let party = way.clone();
+            let flat = &self.flats[index];
+            if let Some(host) = self.host.as_ref().filter(|_| secondary.is_none()) {
+                coming.fetches.push(fetch(host, index, flat, party.is_some())?);
+                continue;
+            }
+            let Some(party) = party else {
                 self.restore_alone(index, secondary)?;
                 continue;
             };
-            let flat = &self.flats[index];
             flat.make_room()?;
             let (full, everything) = (flat.params.shallow_clone(), Vec::from_iter(Some(0..flat.spec.numel)));
             let (source, have) = match secondary {
                 Some(part) => (part, party.pieces[self.member(&party.group)?].clone()),
                 None => (flat.home.shallow_clone(), flat.kept.clone()),
             };
-            tickets.extend(self.all_gather(&party, index, "gather", (&source, &have), (&full, &everything))?);
+            let tickets = self.all_gather(&party, index, "gather", (&source, &have), (&full, &everything))?;
+            coming.tickets.extend(tickets);
         }
-        self.residency.units[unit].place = Place::Coming(tickets);
+        self.residency.units[unit].place = Place::Coming(coming);
         if !self.residency.units[unit].root {
             self.residency.live += 1;
             self.residency.peak = self.residency.peak.max(self.residency.live);
@@ -319,10 +347,37 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until `unit` is gathered.
+    /// Starts to gather what of `unit` was fetched for that; waits for it if it has not arrived.
+    fn hand_round(&mut self, unit: usize) -> Result<()> {
+        let Place::Coming(coming) = &mut self.residency.units[unit].place else { return Ok(()) };
+        let fetched: Vec<Fetched> = coming.fetches.extract_if(.., |fetched| fetched.part.is_some()).collect();
+        for Fetched { flat: index, fetch, part } in fetched {
+            self.wait_fetched(unit, fetch)?;
+            let (Some(part), Some(party)) = (part, self.residency.flats[index].gather.clone()) else { continue };
+            let flat = &self.flats[index];
+            flat.make_room()?;
+            let (full, everything) = (flat.params.shallow_clone(), Vec::from_iter(Some(0..flat.spec.numel)));
+            let have = flat.kept.clone();
+            let tickets = self.all_gather(&party, index, "gather", (&part, &have), (&full, &everything))?;
+            if let Place::Coming(coming) = &mut self.residency.units[unit].place {
+                coming.tickets.extend(tickets);
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_fetched(&self, unit: usize, fetch: Fetch) -> Result<()> {
+        let reason = || format!("parameters of {} to come from the host", self.layout.units[unit].name);
+        let _wait = (!fetch.is_done()).then(|| self.trace.wait("wait", reason()));
+        fetch.wait()
+    }
+
+    /// Waits until `unit` is here.
     fn arrive(&mut self, unit: usize) -> Result<()> {
-        if let Place::Coming(tickets) = std::mem::replace(&mut self.residency.units[unit].place, Place::Here) {
-            self.wait(tickets, || format!("parameters of {} to be gathered", self.layout.units[unit].name))?;
+        self.hand_round(unit)?;
+        if let Place::Coming(coming) = std::mem::replace(&mut self.residency.units[unit].place, Place::Here) {
+            coming.fetches.into_iter().try_for_each(|fetched| self.wait_fetched(unit, fetched.fetch))?;
+            self.wait(coming.tickets, || format!("parameters of {} to be gathered", self.layout.units[unit].name))?;
         }
         Ok(())
     }
@@ -348,7 +403,7 @@ impl Core {
         let Reshard::Group(size) = self.transfers.reshard else { return Ok(()) };
         for &index in &self.layout.units[unit].flats {
             let flat = &self.flats[index];
-            if !flat.is_sharded() || size == flat.spec.params.group() {
+            if flat.spec.params.group() == 1 || size == flat.spec.params.group() {
                 continue;
             }
             let part = flat.spec.numel / size;
@@ -374,7 +429,7 @@ impl Core {
         });
         let (unit, values) = found.ok_or_else(|| Error::Engine(format!("the model has no parameter `{name}`")))?;
         let values = values?;
-        if !self.residency.units[unit].sharded {
+        if !self.residency.units[unit].apart {
             return Ok(values);
         }
         self.bring(unit, Pass::Forward)?;
@@ -383,4 +438,23 @@ impl Core {
         self.free(unit)?;
         Ok(copy)
     }
+}
+
+/// Starts to bring what this rank keeps of a flat from host memory: to where it is used, or to where it is gathered from.
+fn fetch(host: &Host, index: usize, flat: &FlatState, gathers: bool) -> Result<Fetched> {
+    let part = match gathers {
+        true => {
+            let _tag = tag(Category::Buffers);
+            Some(Tensor::f_empty(flat.home.size(), (flat.home.kind(), flat.device()))?)
+        }
+        false => None,
+    };
+    let to = match &part {
+        Some(part) => part.shallow_clone(),
+        None => {
+            flat.make_room()?;
+            flat.params.shallow_clone()
+        }
+    };
+    Ok(Fetched { flat: index, fetch: host.fetch(flat.home.shallow_clone(), to)?, part })
 }

@@ -240,7 +240,7 @@ impl Engine {
     /// take part in gathering them, and therefore ask.
     fn anyone_has(&mut self, one: bool) -> Result<bool> {
         let core = &mut *lock(&self.shared);
-        if !core.residency.any_sharded() {
+        if !core.residency.any_apart() {
             return Ok(one);
         }
         let answers = core.transport.exchange("validation round", vec![u8::from(one)])?;

@@ -82,7 +82,7 @@ impl Update<'_> {
         for segment in self.segments(flat, &flat.owned) {
             let hyper = self.hyper(flat, segment.slot);
             let sums = sums.of(self.flat, segment.slot);
-            if flat.home.device().is_cuda() {
+            if flat.device().is_cuda() {
                 on_device(flat, &segment, optimizer, &hyper, sums)?;
             } else {
                 on_host(flat, &segment, sums, &mut |slice| optimizer.apply(slice, &hyper))?;

@@ -223,7 +223,7 @@ pub(crate) fn describe(entry: &Description, error: BuildError, place: &str) -> E
 }
 
 /// The candidate that `found` was probably meant to be.
-pub(crate) fn nearest<'a>(found: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(found: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = (found.chars().count() / 3).max(1);
     candidates
         .into_iter()

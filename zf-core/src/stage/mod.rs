@@ -12,7 +12,7 @@ mod transport;
 pub use link::{Arrived, Link, Links, Traffic, Transfer, Way};
 pub use offload::{
     AccumulateOn, Decision, HostPart, HostPool, HostUpdate, HostWork, Interval, Keeps, Landing, Offload, OffloadPolicy,
-    Output, Promotion, Site, Take, Taken, Wire,
+    Output, ParametersOn, Promotion, Site, Take, Taken, Wire,
 };
 pub use optimizer::{GroupRule, HostSlice, Hyper, Needs, Optimizer, OptimizerBase, Out, SquareSums, TensorSlice};
 pub use partitioner::{Partitioner, Reshard, Transfers};

@@ -76,6 +76,17 @@ pub enum AccumulateOn {
     Auto,
 }
 
+/// Where the parameters lie that forward and backward read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ParametersOn {
+    /// On the device.
+    #[default]
+    Device,
+    /// In host memory: those of a unit cross the link before each of its passes and are freed after it.
+    Host,
+}
+
 /// Type of gradients and parameters on the link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -104,6 +115,8 @@ pub struct OffloadPolicy {
     pub wire: Wire,
     /// Where a window's gradients are added up.
     pub accumulate: AccumulateOn,
+    /// Where parameters lie. Host memory needs [`Keeps::Nothing`].
+    pub parameters: ParametersOn,
     /// Bytes of one staging buffer on the device.
     pub buffer_bytes: usize,
     /// Staging buffers in each direction, at least 2.
@@ -142,8 +155,10 @@ pub struct Site {
     pub lens: Vec<usize>,
     /// By buffer: type of updated parameters on the link.
     pub out: Vec<DType>,
-    /// Device memory in which updated parameters land: tensors of `staging_bytes` bytes each.
+    /// Memory in which updated parameters land, where they lie: tensors of `staging_bytes` bytes each.
     pub landing: Vec<Tensor>,
+    /// Where parameters lie. In host memory they do not cross the link when they were updated.
+    pub parameters: ParametersOn,
     /// Bytes of a staging buffer; a multiple of 8.
     pub staging_bytes: usize,
     /// By buffer: type of gradients on the link, float32 or bfloat16.
@@ -191,7 +206,7 @@ pub struct Landing {
     pub replace: bool,
 }
 
-/// Updated parameters that have arrived on the device.
+/// Updated parameters that have arrived where parameters lie.
 #[derive(Debug)]
 pub struct Output {
     /// Which buffer.

@@ -4,6 +4,7 @@
 //! the output axis it is the other way round. Ren et al., "ZenFlow: Enabling Stall-Free Offloading Training via Asynchronous
 //! Updates", 2025, section 3.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use schemars::JsonSchema;
@@ -107,6 +108,14 @@ pub trait Selector: fmt::Debug + Send + Sync {
 
     /// What it scores columns by; none where it needs no scores.
     fn score(&self) -> Option<&dyn Score>;
+
+    /// Told before the first choice which weights it will be asked about, with their numbers of columns.
+    ///
+    /// # Errors
+    /// Settings that do not suit them, such as names that no weight has.
+    fn check(&self, _weights: &BTreeMap<&str, usize>) -> Result<()> {
+        Ok(())
+    }
 
     /// The chosen columns of one weight, ascending and without repetition; possibly none or all.
     ///

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use zf_core::bytes::ByteSize;
 use zf_core::registry::{Build, BuildContext};
 use zf_core::slots;
-use zf_core::stage::{AccumulateOn, Interval, Keeps, Offload, OffloadPolicy, Promotion, Wire};
+use zf_core::stage::{AccumulateOn, Interval, Keeps, Offload, OffloadPolicy, ParametersOn, Promotion, Wire};
 
 use super::{Placed, TierKind, buffer, buffers, check_buffers};
 
@@ -22,6 +22,9 @@ pub struct HostConfig {
     /// Types on the link: those of the "model" (gradients in bfloat16 where it has 16 bits), or "float32", which exact mode always
     /// takes for gradients.
     pub wire: Wire,
+    /// Where parameters lie: on the "device", or with the "host", from where those of a unit come before each of its passes. The
+    /// device then holds the parameters of a few units, the gradients, and the activations.
+    pub parameters: ParametersOn,
     /// Bytes of a staging buffer on the device, and of its counterpart in host memory.
     pub buffer: ByteSize,
     /// Staging buffers each way.
@@ -30,7 +33,13 @@ pub struct HostConfig {
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self { tier: TierKind::Host, wire: Wire::Model, buffer: buffer(), buffers: buffers() }
+        Self {
+            tier: TierKind::Host,
+            wire: Wire::Model,
+            parameters: ParametersOn::Device,
+            buffer: buffer(),
+            buffers: buffers(),
+        }
     }
 }
 
@@ -50,6 +59,7 @@ impl HostConfig {
                 warmup: 0,
                 wire: self.wire,
                 accumulate: AccumulateOn::Host,
+                parameters: self.parameters,
                 buffer_bytes: usize::try_from(self.buffer.0)?,
                 buffers: self.buffers,
                 mean_lr: false,
@@ -71,5 +81,5 @@ zf_core::register!(
     "host",
     HostConfig,
     "ZeRO-Offload: masters and optimizer states with the host, which updates after every backward",
-    "tier = \"host\"\nwire = \"model\""
+    "tier = \"host\"\nwire = \"model\"\nparameters = \"device\""
 );

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use zf_core::bytes::ByteSize;
 use zf_core::registry::{Build, BuildContext, setting};
 use zf_core::slots;
-use zf_core::stage::{AccumulateOn, Decision, Interval, Keeps, Offload, OffloadPolicy, Promotion, Wire};
+use zf_core::stage::{AccumulateOn, Decision, Interval, Keeps, Offload, OffloadPolicy, ParametersOn, Promotion, Wire};
 
 use super::{Placed, TierKind, buffer, buffers, check_buffers};
 
@@ -161,6 +161,7 @@ impl ZenflowConfig {
                 warmup: self.warmup,
                 wire: self.wire,
                 accumulate: self.accumulate,
+                parameters: ParametersOn::Device,
                 buffer_bytes: usize::try_from(self.buffer.0)?,
                 buffers: self.buffers,
                 mean_lr: self.learning_rate == LearningRate::Mean,

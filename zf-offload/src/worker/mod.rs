@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use tch::{Kind, Tensor};
 use zf_core::stage::{
-    Arrived, HostPool, HostUpdate, HostWork, Landing, Link, Output, Site, Take, Taken, Tier, Transfer, Way,
+    Arrived, HostPool, HostUpdate, HostWork, Landing, Link, Output, ParametersOn, Site, Take, Taken, Tier, Transfer,
+    Way,
 };
 use zf_core::{Error, Result};
 use zf_sys::heap::{Category, tag};
@@ -113,11 +114,12 @@ impl Worker {
             cores.clone(),
             Arc::clone(&failed),
         )?;
-        let (link, errors) = (site.link, arrived.clone());
+        let errors = arrived.clone();
+        let link = (site.parameters == ParametersOn::Device).then_some(site.link);
         let sender = spawn(
             format!("zf-send-{}", site.rank),
             Box::new(move || {
-                send_all(&outbox, &landings, &link, &arrived, &output_back);
+                send_all(&outbox, &landings, link.as_deref(), &arrived, &output_back);
                 Ok(())
             }),
             heap,
@@ -212,11 +214,11 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }
 
-/// Sends outputs to the device, each as soon as there is room.
+/// Sends outputs to where parameters lie, each as soon as there is room: over the link, or within host memory.
 fn send_all(
     outbox: &Receiver<Outgoing>,
     landings: &Receiver<Tensor>,
-    link: &Arc<dyn Link>,
+    link: Option<&dyn Link>,
     arrived: &Sender<Result<Output>>,
     back: &Sender<Tensor>,
 ) {
@@ -231,11 +233,16 @@ fn send_all(
             }
         };
         let (arrived, back) = (arrived.clone(), back.clone());
-        let done = Box::new(move |result: Result<Arrived>| {
+        let done: Box<dyn FnOnce(Result<Arrived>) + Send> = Box::new(move |result: Result<Arrived>| {
             // Either end may be gone when the run is over.
             let _ = back.send(values);
             let _ = arrived.send(result.map(|_| Output { buffer, ranges, values: landing }));
         });
+        let Some(link) = link else {
+            let copied = tch::no_grad(|| to.shallow_clone().f_copy_(&from));
+            done(copied.map(|_| Arrived { from, to }).map_err(Error::from));
+            continue;
+        };
         let label = "parameters".into();
         // An error is also given to `done`.
         if link.issue(Transfer { way: Way::ToDevice, from, to, label, moves: false, done }).is_err() {

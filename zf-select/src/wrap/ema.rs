@@ -89,7 +89,7 @@ struct State {
 }
 
 impl Selector for Ema {
-    pass_on!(axis, every, score);
+    pass_on!(axis, check, every, score);
 
     fn clone_box(&self) -> Box<dyn Selector> {
         Box::new(Self { inner: self.inner.clone_box(), beta: self.beta, means: self.means.clone() })

@@ -54,7 +54,7 @@ pub struct EveryN {
 }
 
 impl Selector for EveryN {
-    pass_on!(axis, score, choose, state);
+    pass_on!(axis, check, score, choose, state);
 
     fn clone_box(&self) -> Box<dyn Selector> {
         Box::new(Self { inner: self.inner.clone_box(), updates: self.updates })

@@ -64,7 +64,7 @@ pub struct Hysteresis {
 }
 
 impl Selector for Hysteresis {
-    pass_on!(axis, every, score, state);
+    pass_on!(axis, check, every, score, state);
 
     fn clone_box(&self) -> Box<dyn Selector> {
         Box::new(Self { inner: self.inner.clone_box(), margin: self.margin })

@@ -21,6 +21,11 @@ macro_rules! pass_on {
             self.inner.score()
         }
     };
+    (@ check) => {
+        fn check(&self, weights: &std::collections::BTreeMap<&str, usize>) -> zf_core::Result<()> {
+            self.inner.check(weights)
+        }
+    };
     (@ choose) => {
         fn choose(&mut self, weight: &zf_core::stage::Candidates<'_>) -> zf_core::Result<Vec<u32>> {
             self.inner.choose(weight)

@@ -199,3 +199,28 @@ fn columns_from_a_file() {
         assert!(error.contains("columns.json: ") && error.contains(expected), "{text}: {error}");
     }
 }
+
+#[test]
+fn columns_of_weights_that_there_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |text: &str, weights: &[(&str, usize)]| {
+        fs::write(folder.path().join("columns.json"), text).expect("written");
+        let weights = weights.iter().copied().collect();
+        // Selectors around it pass the question on.
+        ["", "wrap = [{ kind = 'every', updates = 2 }]"].into_iter().try_for_each(|wrap| {
+            let section = format!("kind = 'fixed'\npath = 'columns.json'\n{wrap}");
+            let selector = build_in(&section, &BuildContext::new(folder.path())).expect("valid");
+            selector.check(&weights).map_err(|error| error.to_string())
+        })
+    };
+    let weights = [("layers.0.up", 8), ("layers.0.down", 16)];
+    assert_eq!(check(r#"{"layers.0.down": [15], "layers.0.up": []}"#, &weights), Ok(()));
+    for (text, expected) in [
+        (r#"{"layers.0.uq": [1]}"#, "`layers.0.uq` is no weight whose columns are chosen; did you mean `layers.0.up`?"),
+        (r#"{"norm": [1]}"#, "`norm` is no weight whose columns are chosen; those are: layers.0.down, layers.0.up"),
+        (r#"{"layers.0.up": [8]}"#, "column 8 of `layers.0.up`, which has columns 0 to 7"),
+    ] {
+        let error = check(text, &weights).expect_err(text);
+        assert!(error.contains("columns.json: ") && error.contains(expected), "{text}: {error}");
+    }
+}

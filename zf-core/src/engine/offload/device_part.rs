@@ -25,7 +25,7 @@ pub(crate) struct DevicePart {
 /// The gradients of `ranges` (column order) in float32.
 pub(crate) fn gradients(flat: &FlatState, split: &Split, ranges: &[Range<usize>]) -> Result<Tensor> {
     let _tag = tag(Category::Buffers);
-    let grads = Tensor::f_empty([int(total(ranges))?], (Kind::Float, flat.home.device()))?;
+    let grads = Tensor::f_empty([int(total(ranges))?], (Kind::Float, flat.device()))?;
     let rows = |block: usize| flat.grad(&split.columns.blocks[block].range);
     gather(&split.columns, ranges, &rows, &grads)?;
     Ok(grads)
@@ -86,7 +86,7 @@ impl DevicePart {
         let rounds = flat.spec.dtype != DType::Float32;
         let out = {
             let _tag = tag(Category::Buffers);
-            Tensor::f_empty([int(total(ranges))?], (flat.spec.dtype.kind(), flat.home.device()))?
+            Tensor::f_empty([int(total(ranges))?], (flat.spec.dtype.kind(), flat.device()))?
         };
         // Neighbours of one kind are one call of the rule.
         let mut places: Vec<Range<usize>> = Vec::new();

@@ -26,6 +26,7 @@ mod states;
 mod update;
 mod window;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,12 +47,13 @@ pub use self::saved::Saved;
 use self::split::Split;
 use self::window::Submitted;
 use super::flat::{FlatState, int};
+use super::host::Host;
 use super::options::{EngineOptions, OffloadStages, Stages};
 use super::update::SlotHyper;
 use crate::layout::{DType, Layout};
 use crate::stage::{
-    AccumulateOn, Decision, HostPool, HostWork, Interval, Keeps, Link, Needs, OffloadPolicy, Optimizer, Selector, Site,
-    Traffic, Transport, Wire,
+    AccumulateOn, Decision, HostPool, HostWork, Interval, Keeps, Link, Needs, OffloadPolicy, Optimizer, ParametersOn,
+    Selector, Site, Traffic, Transport, Wire,
 };
 use crate::{Error, Result};
 
@@ -137,13 +139,16 @@ pub struct OffloadReport {
 impl Offloading {
     /// Opens what `stages.offload` asks for; none where everything stays.
     pub(crate) fn open(
+        host: Option<Host>,
         stages: &Stages,
         options: &EngineOptions,
         layout: &Layout,
         flats: &[FlatState],
         transport: &dyn Transport,
     ) -> Result<Option<Self>> {
-        let Some(OffloadStages { offload, selector, links }) = &stages.offload else { return Ok(None) };
+        let (Some(host), Some(OffloadStages { offload, selector, .. })) = (host, &stages.offload) else {
+            return Ok(None);
+        };
         let Some(policy) = offload.policy() else { return Ok(None) };
         if stages.optimizer.needs() != Needs::Elements {
             return Err(Error::Config(
@@ -178,6 +183,9 @@ impl Offloading {
                 incoming: None,
             }));
         }
+        if let Some(selector) = &selector {
+            selector.check(&weights(flats, &parts))?;
+        }
         let lens: Vec<usize> =
             parts.iter().map(|part| part.as_ref().map_or(0, |part| part.split.columns.len)).collect();
         let wire = |dtype| match (policy.wire, dtype) {
@@ -186,13 +194,15 @@ impl Offloading {
         };
         let wire: Vec<Kind> = layout.flats.iter().map(|flat| wire(flat.dtype)).collect();
         let bytes = policy.buffer_bytes.min(lens.iter().max().map_or(0, |len| len * 4)).max(64).next_multiple_of(8);
-        let link = links.open(rank, device, &options.host_cores, &options.trace)?;
         let landing = {
             let _tag = tag(Category::Buffers);
-            let buffer = |_| Ok::<_, Error>(Tensor::f_empty([int(bytes)?], (Kind::Uint8, device))?);
+            let buffer = |_| match policy.parameters {
+                ParametersOn::Device => Ok(Tensor::f_empty([int(bytes)?], (Kind::Uint8, device))?),
+                ParametersOn::Host => host.zeros(Category::Buffers, bytes, Kind::Uint8),
+            };
             (0..policy.buffers.max(2)).map(buffer).collect::<Result<Vec<_>>>()?
         };
-        let heap = Heap::new(format!("host of rank {rank}"))?;
+        let Host { link, heap, .. } = host;
         let pool = offload.open(Site {
             rank,
             world: transport.world(),
@@ -208,6 +218,7 @@ impl Offloading {
             lens,
             out: layout.flats.iter().map(|flat| flat.dtype).collect(),
             landing,
+            parameters: policy.parameters,
             staging_bytes: bytes,
             wire: wire.clone(),
         })?;
@@ -274,6 +285,14 @@ impl Offloading {
     pub(crate) fn heap(&self) -> &Heap {
         &self.heap
     }
+}
+
+/// The weights that are chosen from, by name, with their numbers of columns.
+fn weights<'a>(flats: &'a [FlatState], parts: &[Option<Part>]) -> BTreeMap<&'a str, usize> {
+    let both = flats.iter().zip(parts).filter_map(|(flat, part)| Some((flat, part.as_ref()?)));
+    let slots = both.flat_map(|(flat, part)| flat.spec.slots.iter().zip(&part.split.shapes));
+    let with_columns = slots.filter(|(_, shape)| shape.has_columns());
+    with_columns.map(|(slot, shape)| (slot.name.as_str(), shape.count(slot.numel))).collect()
 }
 
 /// Whether the device has room for the windows' sums: two copies of the host's elements in float32.

@@ -67,7 +67,7 @@ impl Offloading {
             touched
                 .push(flat.spec.slots.iter().map(|spec| saved.submitted.contains_key(&spec.name)).collect::<Vec<_>>());
             part.split.resolve();
-            part.device = DevicePart::new(&part.split, arrays, flat.home.device())?;
+            part.device = DevicePart::new(&part.split, arrays, flat.device())?;
         }
         if saved.pending {
             let hyper = |spec: &crate::layout::Slot| saved.submitted.get(&spec.name).copied();
@@ -148,7 +148,7 @@ impl Offloading {
         }
         let own: Vec<f32> = part.split.host.iter().flat_map(|range| sums[range.clone()].iter().copied()).collect();
         let _tag = tag(Category::Gradients);
-        let sums = Tensor::f_empty([int(total(&part.split.host))?], (Kind::Float, flat.home.device()))?;
+        let sums = Tensor::f_empty([int(total(&part.split.host))?], (Kind::Float, flat.device()))?;
         sums.shallow_clone().f_copy_(&Tensor::f_from_slice(&own)?)?;
         part.sums = Some(sums);
         Ok(())
@@ -168,7 +168,7 @@ impl Offloading {
             slots.map(|(spec, counts)| (0..counts.len()).map(|c| column(&spec.name, c)).collect()).collect();
         let ranges = part.split.columns.ranges(|slot, column| columns[slot][column]);
         let own: Vec<f32> = ranges.iter().flat_map(|range| pending[range.clone()].iter().copied()).collect();
-        let grads = Tensor::f_from_slice(&own)?.f_to_device(flat.home.device())?;
+        let grads = Tensor::f_from_slice(&own)?.f_to_device(flat.device())?;
         let Some(submitted) = &self.submitted else { return Ok(()) };
         let numbers = Submitted { touched: Vec::new(), hypers: vec![submitted.hypers[index].clone()], ..*submitted };
         let grads = (!own.is_empty()).then_some(grads);
