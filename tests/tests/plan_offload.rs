@@ -123,6 +123,22 @@ fn predictions_of_offloads_in_exact_mode() {
     predicted("tiny-gpt2", "run.exact = true\n", &KINDS[2..7], &[(1, 1), (2, 0), (2, 3)]);
 }
 
+/// Scopes other than stages: gradients take further hops, states have replicas.
+#[test]
+fn predictions_of_offloads_in_scopes() {
+    let partitions = [
+        "scope = { p = 1, g = 2, o = 4 }",
+        "scope = { p = 2, g = 2, o = 2 }",
+        "stage = 3, persist_below = 5000, reshard_after_forward = 2",
+    ];
+    for partition in partitions {
+        for (kind, _) in [KINDS[0], KINDS[5]] {
+            let keys = keys(0, 4, &format!("run.dtype = \"bfloat16\"\n{kind}"));
+            check("tiny-llama", &keys.replace("partition.stage = 0", &format!("partition = {{ {partition} }}")));
+        }
+    }
+}
+
 /// Steps that are skipped advance no window; ZeRO-Offload sends their gradients all the same.
 #[test]
 fn predictions_of_offloads_know_of_skipped_steps() {
