@@ -15,6 +15,7 @@ mod offload;
 mod offload_life;
 mod optimizers;
 mod plan;
+mod plan_offload;
 mod random;
 mod reference;
 mod stages;

@@ -28,7 +28,7 @@ fn check(keys: &str) -> Ran {
         for (what, figure) in rank.prediction.figures() {
             assert!(figure.agrees(), "{what} of rank {}: {figure:?} with\n{keys}", rank.rank);
         }
-        let Prediction { memory, comm_bytes } = rank.prediction;
+        let Prediction { memory, comm_bytes, .. } = rank.prediction;
         assert!(memory.parameters.measured > 0 && memory.optimizer.measured > 0, "{keys}");
         let sent = comm_bytes.all_reduce.measured + comm_bytes.reduce_scatter.measured;
         assert_eq!(sent > 0, ran.summary.ranks > 1, "{keys}");
@@ -119,18 +119,18 @@ fn the_summary_shows_the_prediction() {
     assert_eq!(Summary::read(&path).expect("reads").prediction, Prediction::default());
 }
 
-fn plan(file: &Path, ranks: Option<usize>, memory: Option<&str>, json: bool) -> anyhow::Result<String> {
+pub(crate) fn plan(file: &Path, ranks: Option<usize>, memory: Option<&str>, json: bool) -> anyhow::Result<String> {
     let memory = memory.map(|text| text.parse::<ByteSize>().expect("a size"));
     let mut out = Vec::new();
     zf_cli::commands::plan::run(file, &[], ranks, memory, json, &mut out)?;
     Ok(String::from_utf8(out)?)
 }
 
-fn planned(file: &Path, ranks: Option<usize>, memory: Option<&str>) -> Value {
+pub(crate) fn planned(file: &Path, ranks: Option<usize>, memory: Option<&str>) -> Value {
     serde_json::from_str(&plan(file, ranks, memory, true).expect("plans")).expect("JSON")
 }
 
-fn run_file(folder: &Path, text: &str) -> std::path::PathBuf {
+pub(crate) fn run_file(folder: &Path, text: &str) -> std::path::PathBuf {
     let file = folder.join("run.toml");
     std::fs::write(&file, text).expect("writes");
     file

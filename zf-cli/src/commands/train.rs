@@ -10,7 +10,7 @@ use zf_core::cores::{self, Cores};
 use zf_core::engine::{OffloadStages, Stages};
 use zf_core::record::METRICS;
 use zf_core::registry::{BuildContext, Registry};
-use zf_core::stage::{Fabric, Keeps, OffloadPolicy};
+use zf_core::stage::{Fabric, Keeps, OffloadPolicy, Selector};
 use zf_core::train::{Resume, Stop, Training};
 use zf_core::{Error, slots};
 
@@ -156,22 +156,7 @@ fn offload(
     context: &BuildContext,
     ranks: usize,
 ) -> anyhow::Result<(Option<OffloadStages>, Cores)> {
-    let offload = run.build::<slots::Offload>(registry, context)?;
-    let policy = offload.policy();
-    without_effect(run, policy.as_ref())?;
-    if policy.is_none() {
-        return Ok((None, Cores::default()));
-    }
-    let selector = match run.given("select") {
-        true => run.build::<slots::Select>(registry, context)?,
-        false => registry.build::<slots::Select>(&toml::Table::new(), context)?,
-    };
-    let links = match &run.device.link {
-        Some(link) => {
-            link.build("link", context).map_err(|error| run.error_at("device.link", &format!("{error:#}")))?
-        }
-        None => zf_offload::link::natural(),
-    };
+    let Some(stages) = offload_stages(run, registry, context)? else { return Ok((None, Cores::default())) };
     if let Some(threads) = run.host.threads.filter(|threads| !(1..=1024).contains(threads)) {
         return Err(run.error_at("host.threads", &format!("must be from 1 to 1024, found {threads}")).into());
     }
@@ -185,7 +170,38 @@ fn offload(
         None if run.device.kind == DeviceKind::Emulated => cores::split(ranks)?,
         None => Cores::default(),
     };
-    Ok((Some(OffloadStages { offload, selector: Arc::from(selector), links }), cores))
+    Ok((Some(stages), cores))
+}
+
+/// The stages that keep states off the devices; none where all stay.
+pub(super) fn offload_stages(
+    run: &Run,
+    registry: &Registry,
+    context: &BuildContext,
+) -> anyhow::Result<Option<OffloadStages>> {
+    let offload = run.build::<slots::Offload>(registry, context)?;
+    let policy = offload.policy();
+    without_effect(run, policy.as_ref())?;
+    if policy.is_none() {
+        return Ok(None);
+    }
+    let selector = selector(run, registry, context)?;
+    let links = match &run.device.link {
+        Some(link) => {
+            link.build("link", context).map_err(|error| run.error_at("device.link", &format!("{error:#}")))?
+        }
+        None => zf_offload::link::natural(),
+    };
+    Ok(Some(OffloadStages { offload, selector, links }))
+}
+
+/// What chooses columns, or would.
+pub(super) fn selector(run: &Run, registry: &Registry, context: &BuildContext) -> Result<Arc<dyn Selector>, Error> {
+    let selector = match run.given("select") {
+        true => run.build::<slots::Select>(registry, context)?,
+        false => registry.build::<slots::Select>(&toml::Table::new(), context)?,
+    };
+    Ok(Arc::from(selector))
 }
 
 /// Refuses or names sections that have no effect on the run.

@@ -22,6 +22,7 @@ mod update;
 
 pub(crate) use launch::text as panic_text;
 pub use launch::{Rank, run_ranks, run_ranks_on};
+pub(crate) use offload::Shape;
 pub use offload::{OffloadReport, Saved};
 pub use options::{EngineOptions, OffloadStages, Stages};
 pub use state::{Progress, StateSource};

@@ -6,7 +6,8 @@
 //!
 //! Figures of states and traffic are exact, but for one rounding: where the ranks of an all-reduce do not divide its
 //! bucket, members send an element more or less than the others. Buffers are the least that the strategy needs: gathered
-//! units and the gradients of one unit on their way. What is in flight beyond that depends on time.
+//! units and the gradients of one unit on their way. What is in flight beyond that depends on time. What an offload costs is in
+//! [`OffloadCosts`].
 //!
 //! # Example
 //!
@@ -32,18 +33,22 @@
 mod beside;
 mod buffers;
 pub mod formula;
+mod offload;
 mod parts;
 mod scopes;
 #[cfg(test)]
 mod tests;
 mod traffic;
+mod windows;
 
-pub(crate) use beside::Predictor;
+pub(crate) use beside::{Holds, Moved, Predictor};
+pub use offload::{LinkPlan, OffloadCosts, Slack};
 pub use scopes::{STAGES, Sizes, at_stage, with_frozen};
 pub use traffic::Traffic;
 
 use serde::Serialize;
 
+use self::offload::Booking;
 use self::parts::Parts;
 use self::traffic::Movements;
 use crate::config::{Accumulate, ReduceWhen};
@@ -53,7 +58,7 @@ use crate::stage::{CommBytes, Transfers};
 use crate::{Error, Result};
 
 /// How the planned run runs, as far as it shows in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct PlanOptions {
     /// Fixed order of additions.
     pub exact: bool,
@@ -67,6 +72,8 @@ pub struct PlanOptions {
     pub states: usize,
     /// How tensors travel.
     pub transfers: Transfers,
+    /// What leaves the device.
+    pub offload: Option<OffloadCosts>,
 }
 
 impl PlanOptions {
@@ -79,6 +86,7 @@ impl PlanOptions {
             micro_batches: 1,
             states,
             transfers: Transfers::default(),
+            offload: None,
         }
     }
 
@@ -91,6 +99,7 @@ impl PlanOptions {
             micro_batches: options.accumulation,
             states,
             transfers,
+            offload: None,
         }
     }
 
@@ -168,14 +177,23 @@ pub struct RankPlan {
     pub rank: usize,
     /// On the device.
     pub device: States,
-    /// In the host's memory. Nothing, as long as no state is offloaded.
+    /// In the host's memory: masters and states, and the most that gradients and parameters on their way need. Nothing where no
+    /// state is offloaded.
     pub host: States,
+    /// In files.
+    pub file: u64,
+    /// Between device and host.
+    pub link: LinkPlan,
     /// Of [`States::gradients`] what is still held between two steps: nothing on one rank that sums at the boundary.
     pub gradients_between_steps: u64,
     /// Bytes of a step that updates, the agreed message (`control`) apart.
     pub traffic: Traffic,
     /// Of [`RankPlan::traffic`] what a skipped step does not move: it updates nothing, so it has nothing to publish.
     pub of_update: CommBytes,
+    /// Bytes of agreeing on the scores of columns, wherever columns are chosen; no part of [`RankPlan::traffic`].
+    pub of_choice: CommBytes,
+    /// Bytes of making an update of the host's part visible that no step did, at the end of a run.
+    pub of_drain: CommBytes,
     /// Bytes of one validation micro-batch, which gathers sharded parameters once.
     pub validation: CommBytes,
 }
@@ -239,11 +257,12 @@ impl Plan {
 ///
 /// # Errors
 /// [`Error::Config`]: sizes that break size(O) >= size(G) >= size(P), each a multiple of the next and a divisor of the
-/// ranks; a rank that owns more of a later one than of an earlier one.
+/// ranks; a rank that owns more of a later one than of an earlier one. What the selector of an offload returns.
 pub fn plan(layout: &Layout, options: &PlanOptions) -> Result<Plan> {
     let world = layout.mesh.world();
     let summation = Summation::of(layout, options);
     let mut per_rank: Vec<RankPlan> = (0..world).map(|rank| RankPlan { rank, ..RankPlan::default() }).collect();
+    let mut booking = options.offload.as_ref().map(|costs| Booking::new(costs, options, world));
     for flat in &layout.flats {
         let parts = Parts::new(flat, world)?;
         let movements = Movements::new(layout, flat, &parts, options, summation);
@@ -251,10 +270,16 @@ pub fn plan(layout: &Layout, options: &PlanOptions) -> Result<Plan> {
             hold(rank, flat, &parts, options, summation);
             movements.book(rank);
         }
+        if let Some(booking) = &mut booking {
+            booking.flat(flat, &mut per_rank, |rank| movements.published(rank))?;
+        }
     }
     let shared = buffers::gathered(layout, &options.transfers) + buffers::scratch(layout, summation);
     for rank in &mut per_rank {
         rank.device.buffers = shared;
+    }
+    if let Some(booking) = booking {
+        booking.finish(&mut per_rank);
     }
     Ok(Plan {
         parameters: layout.parameters(),
@@ -281,8 +306,10 @@ fn hold(rank: &mut RankPlan, flat: &Flat, parts: &Parts, options: &PlanOptions, 
     let gradients = bytes(elements, options.accumulated(flat));
     rank.device.gradients += gradients;
     rank.gradients_between_steps += if stay { gradients } else { 0 };
-    let master = usize::from(flat.dtype.size() < 4);
-    rank.device.optimizer += bytes(own.optim, 4 * (options.states + master));
+    if options.offload.is_none() {
+        let master = usize::from(flat.dtype.size() < 4);
+        rank.device.optimizer += bytes(own.optim, 4 * (options.states + master));
+    }
 }
 
 fn bytes(elements: usize, size: usize) -> u64 {

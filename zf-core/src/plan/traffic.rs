@@ -163,10 +163,16 @@ impl<'a> Movements<'a> {
     /// Updated parameters to all ranks of an o-group that keep them.
     fn publish(&self, rank: &mut RankPlan) {
         let (p, o) = (self.parts.params.group, self.parts.optim.group);
-        let own = self.parts.of(rank.rank);
-        let published = bytes(own.params - own.optim, self.flat.dtype.size());
+        let published = self.published(rank.rank);
         self.send(rank, Kind::AllGather, [base(rank.rank, o) + rank.rank % p, p, o / p], published);
         rank.of_update.all_gather += published;
+    }
+
+    /// Bytes of this buffer's updated parameters that a rank sends on.
+    pub(super) fn published(&self, rank: usize) -> u64 {
+        let own = self.parts.of(rank);
+        let published = if self.flat.trainable { own.params - own.optim } else { 0 };
+        bytes(published, self.flat.dtype.size())
     }
 
     /// Books `bytes` for the way to the next rank of the ring.

@@ -17,7 +17,7 @@ pub use budget::{Budget, BudgetRow, LinkUse};
 pub use compare::{Comparison, Difference, Figure, Mode, compare};
 pub use decisions::{DECISIONS, DecisionsWriter};
 pub use metrics::{METRICS, METRICS_OLD, MetricsWriter, read_metrics};
-pub use prediction::{Beside, PredictedComm, PredictedMemory, Prediction};
+pub use prediction::{Beside, PredictedComm, PredictedLink, PredictedMemory, Prediction};
 pub use step::{LinkBytes, Memory, Seconds, StepRecord};
 pub use summary::{Medians, RankSummary, SUMMARY, Summary, Totals};
 pub use tensorboard::EventWriter;

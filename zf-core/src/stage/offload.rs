@@ -356,6 +356,12 @@ pub trait Offload: std::fmt::Debug + Send + Sync {
     /// What the engine has to know; none: everything stays on the device.
     fn policy(&self) -> Option<OffloadPolicy>;
 
+    /// What [`Offload::open`] will take for `arrays` float32 arrays (master and states) of buffers with so many elements, gradients
+    /// and parameters on their way apart. By default all of it is host memory.
+    fn tier_bytes(&self, lens: &[usize], arrays: usize) -> TierBytes {
+        TierBytes::in_memory(lens, arrays)
+    }
+
     /// Opens the host part of one rank.
     ///
     /// # Errors

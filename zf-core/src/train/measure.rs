@@ -7,10 +7,11 @@ use zf_sys::heap::{Category, Heap, HeapStats};
 
 use super::rank::Loop;
 use crate::checkpoint::Best;
+use crate::config::DeviceKind;
 use crate::engine::StepReport;
 use crate::files::write_atomic;
 use crate::layout::{DType, Layout};
-use crate::plan::{PlanOptions, Predictor};
+use crate::plan::{Holds, Moved, OffloadCosts, PlanOptions, Predictor};
 use crate::record::{
     DECISIONS, DecisionsWriter, EventWriter, LinkBytes, METRICS, Memory, MetricsWriter, RankSummary, SUMMARY, Seconds,
     StepRecord, Summary, read_metrics,
@@ -45,9 +46,15 @@ impl Meter {
         let before = run.engine.comm_bytes();
         let stages = &run.training.stages;
         let (states, transfers) = (stages.optimizer.state().len(), stages.partitioner.transfers(&layout.mesh));
-        let options = PlanOptions::of(&run.plan.options, states, transfers);
-        let predictor = Predictor::new(&layout, &options, run.rank, before)?;
         let (traffic, work) = (run.engine.link_traffic(), run.engine.host_work());
+        let emulated = run.training.device.kind == DeviceKind::Emulated;
+        let memory = run.training.device.memory.filter(|_| emulated).map(|memory| memory.0);
+        let options = PlanOptions {
+            offload: stages.offload.as_ref().and_then(|stages| OffloadCosts::of(stages, memory)),
+            ..PlanOptions::of(&run.plan.options, states, transfers)
+        };
+        let moved = Moved { comm: before, link: traffic };
+        let predictor = Predictor::new(&layout, &options, run.rank, moved, run.engine.updates())?;
         Ok(Self {
             heap,
             started: Instant::now(),
@@ -93,7 +100,7 @@ impl Meter {
         // All ranks validate equally often, the last time perhaps without a sequence.
         let round = run.plan.batches.micro_batch() * run.world as u64;
         let validated = validation_loss.map_or(0, |_| run.plan.validation.div_ceil(round.max(1)));
-        self.predictor.step(report.skipped, validated);
+        self.predictor.step(report, validated);
         if let (Some(files), Some(decision)) = (&mut self.files, report.offload.decision) {
             files.decisions.write(&decision)?;
         }
@@ -150,7 +157,10 @@ impl Meter {
     pub(crate) fn finish(&mut self, run: &mut Loop<'_>, best: Option<Best>) -> Result<Summary> {
         // The last checkpoint waited for all that was in flight.
         let comm_bytes = run.engine.comm_bytes();
-        let prediction = self.predictor.finish(&self.heap.stats().live, &comm_bytes);
+        let ended = run.engine.steps() >= run.plan.steps;
+        let holds = Holds { device: self.heap.stats().live, tier: run.engine.host_work().bytes };
+        let moved = Moved { comm: comm_bytes, link: run.engine.link_traffic() };
+        let prediction = self.predictor.finish(&holds, &moved, ended);
         let mine = RankSummary {
             rank: run.rank,
             memory: self.highest,

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use zf_core::Result;
 use zf_core::bytes::ByteSize;
-use zf_core::stage::{HostPool, Offload, OffloadPolicy, Site, Tier};
+use zf_core::stage::{HostPool, Offload, OffloadPolicy, Site, Tier, TierBytes};
 
 use crate::tier::{FileSettings, FileTier, MemoryTier};
 use crate::worker::Worker;
@@ -38,6 +38,15 @@ struct Placed {
 impl Offload for Placed {
     fn policy(&self) -> Option<OffloadPolicy> {
         Some(self.policy.clone())
+    }
+
+    fn tier_bytes(&self, lens: &[usize], arrays: usize) -> TierBytes {
+        let in_memory = TierBytes::in_memory(lens, arrays);
+        match self.tier {
+            TierKind::Host => in_memory,
+            // The default pool is large enough for any buffers.
+            TierKind::File => FileTier::needs(lens, arrays, &FileSettings::default()).unwrap_or(in_memory),
+        }
     }
 
     fn open(&self, site: Site) -> Result<Box<dyn HostPool>> {

@@ -37,6 +37,7 @@ pub(crate) use self::absorb::Absorbed;
 use self::arrivals::Expected;
 pub(crate) use self::clock::Clock;
 use self::clock::check;
+pub(crate) use self::columns::Shape;
 use self::columns::total;
 use self::device_part::DevicePart;
 use self::incoming::Incoming;

@@ -21,10 +21,15 @@ impl Memory {
     pub(super) fn new(bytes: usize) -> Result<Self> {
         let _buffers = tag(Category::Buffers);
         let len = bytes.div_ceil(size_of::<f32>());
-        let room = len + BLOCK / size_of::<f32>();
+        let room = Self::size_of(bytes) / size_of::<f32>() as u64;
         let tensor = Tensor::f_zeros([room as i64], (Kind::Float, Device::Cpu))?;
         let start = (tensor.data_ptr() as usize).wrapping_neg() % BLOCK / size_of::<f32>();
         Ok(Self { tensor, start, len })
+    }
+
+    /// Bytes that `bytes` bytes take, wherever they begin.
+    pub(super) fn size_of(bytes: usize) -> u64 {
+        (bytes.next_multiple_of(size_of::<f32>()) + BLOCK) as u64
     }
 
     /// All numbers.

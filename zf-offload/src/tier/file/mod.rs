@@ -76,10 +76,18 @@ impl FileTier {
         Self::on(Arc::new(System), folder, lens, arrays, settings)
     }
 
+    /// What such a tier holds, as long as no span lies in several pages.
+    ///
+    /// # Errors
+    /// A pool that is too small.
+    pub fn needs(lens: &[usize], arrays: usize, settings: &FileSettings) -> Result<TierBytes> {
+        let (shapes, page, pages) = pages(lens, arrays, settings)?;
+        let host = pages as u64 * Memory::size_of(page) + Memory::size_of(BLOCK);
+        Ok(TierBytes { host, file: shapes.iter().map(Shape::file_bytes).sum() })
+    }
+
     fn on(disk: Arc<dyn Disk>, parent: &Path, lens: &[usize], arrays: usize, settings: &FileSettings) -> Result<Self> {
-        let shapes: Vec<Shape> = lens.iter().map(|&len| Shape::new(len, arrays, settings.largest_span)).collect();
-        let page = shapes.iter().map(Shape::largest_page_bytes).max().unwrap_or(0);
-        let pages = pool_pages(&shapes, page, settings)?;
+        let (shapes, page, pages) = pages(lens, arrays, settings)?;
         let own = Folder::create(parent)?;
         let mut notes = Vec::new();
         let removed = folder::remove_stale(parent)?;
@@ -235,6 +243,14 @@ impl fmt::Debug for FileTier {
             .field("notes", &self.notes)
             .finish_non_exhaustive()
     }
+}
+
+/// The buffers' places, the bytes of the largest page, and how many pages the pool holds.
+fn pages(lens: &[usize], arrays: usize, settings: &FileSettings) -> Result<(Vec<Shape>, usize, usize)> {
+    let shapes: Vec<Shape> = lens.iter().map(|&len| Shape::new(len, arrays, settings.largest_span)).collect();
+    let page = shapes.iter().map(Shape::largest_page_bytes).max().unwrap_or(0);
+    let pages = pool_pages(&shapes, page, settings)?;
+    Ok((shapes, page, pages))
 }
 
 /// How many pages the pool holds.

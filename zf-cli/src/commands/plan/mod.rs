@@ -1,24 +1,27 @@
 //! `zf plan`: what a run will hold and move, without making a tensor.
 
+mod offload;
+
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
-use zf_core::config::{self, Run};
+use zf_core::config::{self, DeviceKind, Run};
 use zf_core::layout::Layout;
 use zf_core::mesh::Mesh;
 use zf_core::model::Model;
-use zf_core::plan::formula::{StateBytes, largest_model};
-use zf_core::plan::{Plan, PlanOptions, STAGES, Sizes, States, Summation, at_stage, plan, with_frozen};
+use zf_core::plan::{OffloadCosts, Plan, PlanOptions, STAGES, Sizes, States, Summation, at_stage, plan, with_frozen};
 use zf_core::registry::Registry;
 use zf_core::stage::CommBytes;
 use zf_core::{Error, Result, slots};
 use zf_model::folder::model_from_config;
 use zf_partition::ByteSize;
 
+use self::offload::{Kind, kinds};
 use super::size::bytes;
+use super::train;
 
 /// What cannot be planned.
 const NOTES: [&str; 2] = [
@@ -30,7 +33,7 @@ const NOTES: [&str; 2] = [
 const MOST_RANKS: usize = 1 << 20;
 
 /// Plans the run file with the overrides of the command line, on `ranks` ranks instead of its own if given, and says
-/// whether it fits into `memory` bytes a device.
+/// whether it fits into `memory` bytes a device (that of the run file's emulated device if none is given).
 ///
 /// # Errors
 /// Those of the run file, the model's configuration and the partitioner; an output that cannot be written.
@@ -44,7 +47,9 @@ pub fn run(
 ) -> anyhow::Result<()> {
     let registry = Registry::global()?;
     let run = config::load(Some(file), overrides, registry)?;
-    let planned = Planned::new(&run, registry, ranks)?;
+    let emulated = run.device.memory.filter(|_| run.device.kind == DeviceKind::Emulated).map(|memory| memory.0);
+    let planned = Planned::new(&run, registry, ranks, emulated)?;
+    let memory = memory.or(emulated.map(ByteSize));
     if as_json {
         writeln!(out, "{:#}", planned.as_value(memory)?)?;
         return Ok(());
@@ -58,6 +63,7 @@ struct Planned {
     options: PlanOptions,
     plan: Plan,
     dtype: zf_core::layout::DType,
+    kinds: Vec<Kind>,
     notes: Vec<String>,
 }
 
@@ -69,16 +75,18 @@ struct Stage {
 }
 
 impl Planned {
-    fn new(run: &Run, registry: &Registry, ranks: Option<usize>) -> Result<Self> {
+    fn new(run: &Run, registry: &Registry, ranks: Option<usize>, emulated: Option<u64>) -> anyhow::Result<Self> {
         let (own, node) = world(run)?;
         let Some(ranks) = ranks.or(own) else {
-            return Err(Error::Config("the run file does not say how many ranks there are; give --ranks N".into()));
+            return Err(
+                Error::Config("the run file does not say how many ranks there are; give --ranks N".into()).into()
+            );
         };
         if ranks == 0 {
-            return Err(Error::Config("--ranks 0: a run has at least one rank".into()));
+            return Err(Error::Config("--ranks 0: a run has at least one rank".into()).into());
         }
         if ranks > MOST_RANKS {
-            return Err(Error::Config(format!("--ranks {ranks}: expected at most {MOST_RANKS} ranks")));
+            return Err(Error::Config(format!("--ranks {ranks}: expected at most {MOST_RANKS} ranks")).into());
         }
         let cx = run.context();
         let model = model(run, registry)?;
@@ -96,10 +104,12 @@ impl Planned {
             micro_batches,
             states: optimizer.state().len(),
             transfers: partitioner.transfers(&mesh),
+            offload: train::offload_stages(run, registry, &cx)?.and_then(|stages| OffloadCosts::of(&stages, emulated)),
         };
+        let kinds = kinds(run, registry, &cx, optimizer.needs(), emulated)?;
         let plan = plan(&layout, &options)?;
         notes.extend(NOTES.map(str::to_owned));
-        Ok(Self { layout, options, plan, dtype: run.run.dtype, notes })
+        Ok(Self { layout, options, plan, dtype: run.run.dtype, kinds, notes })
     }
 
     fn ranks(&self) -> usize {
@@ -108,16 +118,17 @@ impl Planned {
 
     /// The same model and options under each stage.
     fn stages(&self, memory: Option<ByteSize>) -> Result<Vec<Stage>> {
-        let bytes = StateBytes::new(self.dtype, self.options.accumulate, self.options.states);
         let of = |stage| {
             let layout = at_stage(&self.layout, stage)?;
-            let largest = memory.map(|memory| largest_model(memory.0 as f64, self.ranks() as u64, stage, &bytes));
-            Ok(Stage { stage, plan: plan(&layout, &self.options)?, largest })
+            let plan = plan(&layout, &self.options)?;
+            let largest = memory.map(|memory| largest_model(&plan, memory.0));
+            Ok(Stage { stage, plan, largest })
         };
         STAGES.into_iter().map(of).collect()
     }
 
     fn as_value(&self, memory: Option<ByteSize>) -> Result<Value> {
+        let room = memory.map(|memory| memory.0);
         let (device, host) = self.plan.held();
         let (worst, busiest) = (self.plan.worst(), self.plan.busiest());
         let stage = |stage: &Stage| {
@@ -139,7 +150,7 @@ impl Planned {
             "micro_batches": self.options.micro_batches,
             "scope": Sizes::of(&self.layout),
             "summation": self.plan.summation,
-            "worst": { "rank": worst.rank, "device": states(&worst.device), "host": states(&worst.host) },
+            "worst": { "rank": worst.rank, "device": states(&worst.device), "host": states(&worst.host), "file": worst.file },
             "total": { "device": states(&device), "host": states(&host) },
             "traffic": {
                 "rank": busiest.rank,
@@ -151,6 +162,8 @@ impl Planned {
             "per_rank": self.plan.per_rank,
             "device_memory": memory.map(|memory| memory.0),
             "fits": memory.map(|memory| worst.device.total() <= memory.0),
+            "would_fit": room.map(|room| self.remedies(room)).transpose()?,
+            "offload": self.kinds_value(room)?,
             "stages": self.stages(memory)?.iter().map(stage).collect::<Vec<_>>(),
             "notes": self.notes,
         }))
@@ -171,14 +184,11 @@ impl Planned {
         )?;
         self.print_states(out)?;
         self.print_traffic(out)?;
+        self.print_link(out)?;
         self.print_stages(memory, out)?;
+        self.print_kinds(memory.map(|memory| memory.0), out)?;
         if let Some(memory) = memory {
-            let needed = plan.worst().device.total();
-            let verdict = match memory.0.checked_sub(needed) {
-                Some(left) => format!("fits, {} left for activations", bytes(left)),
-                None => format!("does not fit, {} too much before any activation", bytes(needed - memory.0)),
-            };
-            writeln!(out, "{memory} a device: {verdict}\n")?;
+            writeln!(out, "{memory} a device: {}\n", self.verdict(memory.0)?)?;
         }
         self.notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
         Ok(())
@@ -200,6 +210,10 @@ impl Planned {
         for (what, of) in rows {
             let (near, far, all) = (of(&worst.device), of(&worst.host), of(&device) + of(&host));
             table.add_row([what.to_owned(), bytes(near), near.to_string(), bytes(far), bytes(all)]);
+        }
+        if worst.file > 0 {
+            let all = self.plan.per_rank.iter().map(|rank| rank.file).sum();
+            table.add_row(["in files".to_owned(), String::new(), String::new(), bytes(worst.file), bytes(all)]);
         }
         finish(table, out)
     }
@@ -248,6 +262,12 @@ impl Planned {
         }
         finish(table, out)
     }
+}
+
+/// Parameters of the largest model of this kind whose states fit into `memory` bytes a rank.
+fn largest_model(plan: &Plan, memory: u64) -> f64 {
+    let held = plan.worst().device;
+    memory as f64 * plan.parameters as f64 / (held.parameters + held.gradients + held.optimizer).max(1) as f64
 }
 
 /// The model, without its weights where it is a folder: `config.json` alone is read.
