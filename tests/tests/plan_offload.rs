@@ -259,3 +259,25 @@ fn the_command_suggests_no_offload_that_the_rule_refuses() {
     let kinds: Vec<_> = value["offload"].as_array().expect("kinds").iter().map(|kind| &kind["kind"]).collect();
     assert_eq!(kinds, ["none"]);
 }
+
+/// ZeRO-Offload with the parameters in host memory: before each pass they cross the link, also those of a validation.
+#[test]
+fn parameters_with_the_host() {
+    let kind = "offload = { kind = \"host\", parameters = \"host\" }\nrun.dtype = \"bfloat16\"\n";
+    for model in ["tiny-llama", "tiny-gpt2"] {
+        for (ranks, stage) in [(1, 0), (1, 3), (2, 0), (2, 3)] {
+            for more in
+                ["", "run.exact = true\n", "data.validation = 0.02\nrun.validate = { every = 3, sequences = 6 }\n"]
+            {
+                let keys = keys(stage, ranks, &format!("{kind}{more}"));
+                let ran = check(model, &keys);
+                check_sums(&ran, true, &keys);
+                let Prediction { memory, link_bytes, .. } = ran.summary.prediction;
+                assert_eq!((memory.parameters.measured, link_bytes.to_device.within), (0, 0), "{keys}");
+                let worst = &command(&keys)["worst"];
+                assert!(worst["host"]["parameters"].as_u64() > Some(0), "{keys}: {worst}");
+                assert_eq!(worst["device"]["parameters"].as_u64(), Some(0), "{keys}");
+            }
+        }
+    }
+}

@@ -41,28 +41,6 @@ impl Host {
         Ok(Some(Self { link, heap, parameters: policy.parameters }))
     }
 
-    /// Refuses layouts whose parameters cannot lie in host memory.
-    pub(crate) fn check(&self, policy: &OffloadPolicy, layout: &Layout) -> Result<()> {
-        if self.parameters == ParametersOn::Device {
-            return Ok(());
-        }
-        if policy.keeps != Keeps::Nothing {
-            return Err(Error::Config(
-                "`offload`: with columns that are updated on the device, parameters have to lie there too".into(),
-            ));
-        }
-        let owned = |flat: &&Flat| flat.trainable && flat.params.group() < flat.optim.group();
-        match layout.flats.iter().find(owned) {
-            None => Ok(()),
-            Some(flat) => Err(Error::Config(format!(
-                "`offload.parameters = \"host\"`: states are split over {} ranks and parameters over {}, so that updated \
-                 parameters would have to go from host to host; split both alike, as stage 3 does",
-                flat.optim.group(),
-                flat.params.group()
-            ))),
-        }
-    }
-
     /// Zeros in host memory, `[numel]`, from which the link is fast.
     pub(crate) fn zeros(&self, category: Category, numel: usize, kind: Kind) -> Result<Tensor> {
         let _host = self.heap.enter();
@@ -78,6 +56,33 @@ impl Host {
         let label = "parameters".into();
         self.link.issue(Transfer { way: Way::ToDevice, from, to, label, moves: false, done: inform })?;
         Ok(Fetch { done })
+    }
+}
+
+impl OffloadPolicy {
+    /// Refuses layouts whose parameters cannot lie where this wants them.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: parameters in host memory that are updated on the device, or by another rank.
+    pub fn suits(&self, layout: &Layout) -> Result<()> {
+        if self.parameters == ParametersOn::Device {
+            return Ok(());
+        }
+        if self.keeps != Keeps::Nothing {
+            return Err(Error::Config(
+                "`offload`: with columns that are updated on the device, parameters have to lie there too".into(),
+            ));
+        }
+        let apart = |flat: &&Flat| flat.trainable && flat.params.group() < flat.optim.group();
+        match layout.flats.iter().find(apart) {
+            None => Ok(()),
+            Some(flat) => Err(Error::Config(format!(
+                "`offload.parameters = \"host\"`: states are split over {} ranks and parameters over {}, so that updated \
+                 parameters would have to go from host to host; split both alike, as stage 3 does",
+                flat.optim.group(),
+                flat.params.group()
+            ))),
+        }
     }
 }
 

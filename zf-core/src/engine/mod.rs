@@ -122,8 +122,8 @@ impl Engine {
         let sums @ (_, plan) = grad_plan(&options, &layout);
         let states = stages.optimizer.state().len();
         let host = Host::open(&stages, &options, &*transport)?;
-        if let (Some(host), Some(policy)) = (&host, stages.offload_policy()) {
-            host.check(&policy, &layout)?;
+        if let Some(policy) = stages.offload_policy() {
+            policy.suits(&layout)?;
         }
         // Where parameters lie with the host.
         let home = host.clone().filter(|host| host.parameters == ParametersOn::Host);

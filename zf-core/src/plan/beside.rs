@@ -66,6 +66,7 @@ impl Predictor {
         }
         if let Some(windows) = &mut self.windows {
             windows.step(report.skipped, &report.offload);
+            windows.validate(validated);
         }
     }
 

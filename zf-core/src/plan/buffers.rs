@@ -5,14 +5,22 @@ use crate::layout::{Flat, Layout, Unit};
 use crate::stage::{Reshard, Transfers};
 
 /// Bytes of gathered parameters at their most: root units, the largest run of consecutive units that are live at once, and
-/// the copy that a few ranks keep between forward and backward.
-pub(super) fn gathered(layout: &Layout, transfers: &Transfers) -> u64 {
-    let whole = |unit: &Unit| sharded(layout, unit).map(|flat| bytes(flat.numel, flat.dtype.size())).sum::<u64>();
+/// the copy that a few ranks keep between forward and backward. `fetched`: all come from host memory, parts of units to be
+/// gathered from there.
+pub(super) fn gathered(layout: &Layout, transfers: &Transfers, fetched: bool) -> u64 {
+    let held = |flat: &Flat| match flat.params.group() {
+        1 if fetched => flat.numel,
+        1 => 0,
+        group if fetched => flat.numel + flat.numel / group,
+        _ => flat.numel,
+    };
+    let flats = |unit: &Unit| unit.flats.iter().map(|&flat| &layout.flats[flat]).collect::<Vec<_>>();
+    let whole = |unit: &Unit| flats(unit).into_iter().map(|flat| bytes(held(flat), flat.dtype.size())).sum::<u64>();
     let (roots, others): (Vec<_>, Vec<_>) = layout.units.iter().partition(|unit| unit.root);
     let secondary = match transfers.reshard {
         Reshard::Group(keepers) if keepers > 0 => {
-            let kept =
-                others.iter().flat_map(|unit| sharded(layout, unit)).filter(|flat| flat.params.group() != keepers);
+            let sharded = |flat: &&Flat| flat.params.group() > 1 && flat.params.group() != keepers;
+            let kept = others.iter().flat_map(|unit| flats(unit)).filter(sharded);
             kept.map(|flat| bytes(flat.numel / keepers, flat.dtype.size())).sum()
         }
         _ => 0,
@@ -26,11 +34,6 @@ pub(super) fn gathered(layout: &Layout, transfers: &Transfers) -> u64 {
     let live = live.clamp(1, others.len().max(1));
     let window = others.windows(live).map(|units| units.iter().sum()).max().unwrap_or(0);
     roots + window + secondary
-}
-
-/// The buffers of a unit whose parameters are split.
-fn sharded<'a>(layout: &'a Layout, unit: &'a Unit) -> impl Iterator<Item = &'a Flat> {
-    unit.flats.iter().map(|&flat| &layout.flats[flat]).filter(|flat| flat.params.group() > 1)
 }
 
 /// Bytes of gradients on their way where each micro-batch is reduced by itself: those of root units, which are reduced

@@ -54,7 +54,7 @@ use self::traffic::Movements;
 use crate::config::{Accumulate, ReduceWhen};
 use crate::engine::EngineOptions;
 use crate::layout::{Flat, Layout};
-use crate::stage::{CommBytes, Transfers};
+use crate::stage::{CommBytes, ParametersOn, Transfers};
 use crate::{Error, Result};
 
 /// How the planned run runs, as far as it shows in bytes.
@@ -101,6 +101,11 @@ impl PlanOptions {
             transfers,
             offload: None,
         }
+    }
+
+    /// Whether parameters lie with the host.
+    fn fetches(&self) -> bool {
+        self.offload.as_ref().is_some_and(|costs| costs.policy().parameters == ParametersOn::Host)
     }
 
     /// Bytes of an element of an accumulated gradient of `flat`.
@@ -177,8 +182,8 @@ pub struct RankPlan {
     pub rank: usize,
     /// On the device.
     pub device: States,
-    /// In the host's memory: masters and states, and the most that gradients and parameters on their way need. Nothing where no
-    /// state is offloaded.
+    /// In the host's memory: masters and states, parameters that lie there, and the most that gradients and parameters on their
+    /// way need. Nothing where no state is offloaded.
     pub host: States,
     /// In files.
     pub file: u64,
@@ -257,8 +262,12 @@ impl Plan {
 ///
 /// # Errors
 /// [`Error::Config`]: sizes that break size(O) >= size(G) >= size(P), each a multiple of the next and a divisor of the
-/// ranks; a rank that owns more of a later one than of an earlier one. What the selector of an offload returns.
+/// ranks; a rank that owns more of a later one than of an earlier one. Those of
+/// [`OffloadPolicy::suits`](crate::stage::OffloadPolicy::suits), and what the selector of an offload returns.
 pub fn plan(layout: &Layout, options: &PlanOptions) -> Result<Plan> {
+    if let Some(costs) = &options.offload {
+        costs.policy().suits(layout)?;
+    }
     let world = layout.mesh.world();
     let summation = Summation::of(layout, options);
     let mut per_rank: Vec<RankPlan> = (0..world).map(|rank| RankPlan { rank, ..RankPlan::default() }).collect();
@@ -274,7 +283,7 @@ pub fn plan(layout: &Layout, options: &PlanOptions) -> Result<Plan> {
             booking.flat(flat, &mut per_rank, |rank| movements.published(rank))?;
         }
     }
-    let shared = buffers::gathered(layout, &options.transfers) + buffers::scratch(layout, summation);
+    let shared = buffers::gathered(layout, &options.transfers, options.fetches()) + buffers::scratch(layout, summation);
     for rank in &mut per_rank {
         rank.device.buffers = shared;
     }
@@ -293,7 +302,8 @@ pub fn plan(layout: &Layout, options: &PlanOptions) -> Result<Plan> {
 /// Books what `rank` holds of one flat buffer.
 fn hold(rank: &mut RankPlan, flat: &Flat, parts: &Parts, options: &PlanOptions, summation: Summation) {
     let own = parts.of(rank.rank);
-    rank.device.parameters += bytes(own.params, flat.dtype.size());
+    let tier = if options.fetches() { &mut rank.host } else { &mut rank.device };
+    tier.parameters += bytes(own.params, flat.dtype.size());
     if !flat.trainable {
         return;
     }

@@ -20,8 +20,8 @@ use crate::Result;
 use crate::engine::{OffloadStages, Shape};
 use crate::layout::{DType, Flat, Slot};
 use crate::stage::{
-    AccumulateOn, Candidates, Every, Interval, Keeps, Offload, OffloadPolicy, Promotion, ScoreReduction, Selector,
-    TierBytes, Wire,
+    AccumulateOn, Candidates, Every, Interval, Keeps, Offload, OffloadPolicy, ParametersOn, Promotion, ScoreReduction,
+    Selector, TierBytes, Wire,
 };
 
 /// The turnover of a choice that [`LinkPlan::moves_estimate`] assumes where the selector does not name one: that at which
@@ -137,6 +137,8 @@ pub struct LinkPlan {
     pub gradients: u64,
     /// Bytes of parameters that one update of the host's part sends back.
     pub parameters: u64,
+    /// Bytes of parameters that the passes of a step fetch, where parameters lie with the host.
+    pub fetched: u64,
     /// Bytes to the host in a step, the mean over a window.
     pub to_host: u64,
     /// Bytes to the device in a step, the mean over a window.
@@ -150,7 +152,10 @@ pub struct LinkPlan {
     pub sums_on_device: bool,
     /// How far off these can be.
     pub slack: Slack,
-    /// The same while warm-up leaves all columns to the host.
+    /// Bytes of parameters that a validation micro-batch fetches.
+    #[serde(skip)]
+    pub(super) fetched_to_validate: u64,
+    /// The first two while warm-up leaves all columns to the host.
     #[serde(skip)]
     pub(super) warmup: [u64; 2],
     /// Elements of the host's part.
@@ -250,7 +255,13 @@ impl<'a> Booking<'a> {
         let staging = policy.staging_bytes(&lens);
         let buffers = policy.buffers.max(2) as u64;
         rank.device.optimizer += bytes(sum(|part| part.owned) - host, 4 * arrays);
-        rank.device.buffers += 2 * buffers * staging;
+        // Gradients leave through some, updated parameters land in as many where they lie.
+        let landing = buffers * staging;
+        rank.device.buffers += buffers * staging;
+        match policy.parameters {
+            ParametersOn::Device => rank.device.buffers += landing,
+            ParametersOn::Host => rank.host.buffers += landing,
+        }
         rank.link.elements = host as u64;
         rank.link.slack.optimizer = bytes(sum(|part| part.host.slack()), 4 * arrays);
         rank.link.sums_on_device = self.sums_on_device(rank, sum(|part| part.columned), buffers * staging);
@@ -294,13 +305,15 @@ impl<'a> Booking<'a> {
         let (policy, link) = (&self.costs.policy, &mut rank.link);
         let sum = |of: &dyn Fn(&Part) -> u64| parts.iter().map(of).sum::<u64>();
         link.gradients = sum(&|part| bytes(part.host.mean, part.wire));
-        link.parameters = sum(&|part| bytes(part.host.mean, part.out));
+        // Those that lie with the host are updated where they are.
+        let comes_back = u64::from(policy.parameters == ParametersOn::Device);
+        link.parameters = comes_back * sum(&|part| bytes(part.host.mean, part.out));
         link.slack.gradients = sum(&|part| bytes(part.host.slack(), part.wire));
         link.slack.parameters = sum(&|part| bytes(part.host.slack(), part.out));
         link.warmup = [sum(&|part| bytes(part.columned, part.wire)), sum(&|part| bytes(part.columned, part.out))];
         let interval = policy.first_interval();
         link.to_host = link.gradients.div_ceil(if link.sums_on_device { interval } else { 1 });
-        link.to_device = link.parameters.div_ceil(interval);
+        link.to_device = link.parameters.div_ceil(interval) + link.fetched;
         if let Some(selector) = &self.costs.selector {
             let columned: usize = parts.iter().map(|part| part.columned).sum();
             let chosen = columned as u64 - link.elements.min(columned as u64);

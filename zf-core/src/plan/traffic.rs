@@ -86,11 +86,28 @@ impl<'a> Movements<'a> {
 
     /// Books all of a step for one rank.
     pub(super) fn book(&self, rank: &mut RankPlan) {
+        if self.options.fetches() {
+            self.fetch(rank);
+        }
         self.gather(rank);
         if self.flat.trainable {
             self.reduce(rank);
             self.publish(rank);
         }
+    }
+
+    /// What the rank keeps of parameters, from the host before each pass, as [`Movements::gather`] from the other ranks.
+    fn fetch(&self, rank: &mut RankPlan) {
+        let (flat, group) = (self.flat, self.parts.params.group);
+        let once = bytes(self.parts.of(rank.rank).params, flat.dtype.size());
+        let copied = match self.options.transfers.reshard {
+            Reshard::Keep => true,
+            Reshard::Group(keepers) => group > 1 && keepers > 0 && keepers != group,
+            Reshard::Shard => false,
+        };
+        let passes = if self.root || !self.returns || copied { 1 } else { 2 };
+        rank.link.fetched += passes * self.options.micro_batches as u64 * once;
+        rank.link.fetched_to_validate += once;
     }
 
     /// Parameters for use: for forward and again for backward, root units once. Units run one after the other, so that

@@ -50,6 +50,7 @@ impl Windows {
 
     /// A step was taken.
     pub(super) fn step(&mut self, skipped: bool, report: &OffloadReport) {
+        self.carried.to_device += self.link.fetched;
         if skipped {
             // Where all states are with the host, gradients leave before it is known whether they are used.
             self.carried.to_host += if self.policy.keeps == Keeps::Nothing { self.link.gradients } else { 0 };
@@ -70,6 +71,11 @@ impl Windows {
             self.position = 0;
             self.pending = self.policy.asynchronous && !warming_up;
         }
+    }
+
+    /// So many validation micro-batches were run.
+    pub(super) fn validate(&mut self, micro_batches: u64) {
+        self.carried.to_device += micro_batches * self.link.fetched_to_validate;
     }
 
     /// The run has come to its end: what was open becomes visible. How many updates that were.

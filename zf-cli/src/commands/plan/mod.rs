@@ -74,6 +74,11 @@ struct Stage {
     largest: Option<f64>,
 }
 
+/// Whether a layout has no place for the offload's parameters.
+fn does_not_suit<T>(plan: &Result<T>) -> bool {
+    matches!(plan, Err(Error::Config(_)))
+}
+
 impl Planned {
     fn new(run: &Run, registry: &Registry, ranks: Option<usize>, emulated: Option<u64>) -> anyhow::Result<Self> {
         let (own, node) = world(run)?;
@@ -116,7 +121,7 @@ impl Planned {
         self.plan.per_rank.len()
     }
 
-    /// The same model and options under each stage.
+    /// The same model and options under each stage that the offload suits.
     fn stages(&self, memory: Option<ByteSize>) -> Result<Vec<Stage>> {
         let of = |stage| {
             let layout = at_stage(&self.layout, stage)?;
@@ -124,7 +129,7 @@ impl Planned {
             let largest = memory.map(|memory| largest_model(&plan, memory.0));
             Ok(Stage { stage, plan, largest })
         };
-        STAGES.into_iter().map(of).collect()
+        STAGES.into_iter().map(of).filter(|stage| !does_not_suit(stage)).collect()
     }
 
     fn as_value(&self, memory: Option<ByteSize>) -> Result<Value> {

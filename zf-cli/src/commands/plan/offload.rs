@@ -11,18 +11,23 @@ use zf_core::registry::{BuildContext, Registry, Slot};
 use zf_core::stage::{Needs, Offload};
 use zf_core::{Result, slots};
 
-use super::{Planned, bytes, finish, table};
+use super::{Planned, bytes, does_not_suit, finish, table};
 use crate::commands::train;
+
+/// Settings of a kind that leave less on the device than its defaults, where it has them.
+const SPARING: (&str, &str) = ("parameters", "host");
 
 /// One kind of offload, with the settings of the run file where it is the run's own.
 pub(super) struct Kind {
     pub(super) name: &'static str,
+    /// Whether it is set to leave less on the device.
+    sparing: bool,
     /// Whether the run file asks for it.
     pub(super) own: bool,
     costs: Option<OffloadCosts>,
 }
 
-/// The kinds that suit the update rule: the run's own, and the others as they are by default.
+/// The kinds that suit the update rule: the run's own, the others as they are by default, and those that can leave less.
 pub(super) fn kinds(
     run: &Run,
     registry: &Registry,
@@ -33,30 +38,42 @@ pub(super) fn kinds(
     let own = run.stage::<slots::Offload>();
     let selector = train::selector(run, registry, cx)?;
     let mut kinds = Vec::new();
-    for name in registry.names(slots::Offload::NAME) {
-        let is_own = own == Some(name);
+    let names = registry.names(slots::Offload::NAME);
+    for (name, sparing) in names.into_iter().flat_map(|name| [(name, false), (name, true)]) {
+        let is_own = own == Some(name) && !sparing;
         let built: Result<Arc<dyn Offload>> = if is_own {
             run.build::<slots::Offload>(registry, cx)
         } else {
-            let table = [(slots::Offload::KEY.to_owned(), name.into())].into_iter().collect();
+            let more = sparing.then(|| (SPARING.0.to_owned(), SPARING.1.into()));
+            let table = std::iter::once((slots::Offload::KEY.to_owned(), name.into())).chain(more).collect();
             registry.build::<slots::Offload>(&table, cx)
         };
         let offload = match built {
             Ok(offload) => offload,
             Err(error) if is_own => return Err(error),
-            // It cannot be had without settings.
+            // It cannot be had without settings, or does not have these.
             Err(_) => continue,
         };
         let stages = OffloadStages { offload, selector: Arc::clone(&selector), links: zf_offload::link::natural() };
         let costs = OffloadCosts::of(&stages, memory);
         if is_own || costs.is_none() || needs == Needs::Elements {
-            kinds.push(Kind { name, own: is_own, costs });
+            kinds.push(Kind { name, sparing, own: is_own, costs });
         }
     }
     Ok(kinds)
 }
 
 impl Kind {
+    /// The keys to set.
+    fn keys(&self) -> Vec<String> {
+        let sparing = self.sparing.then(|| format!("`offload.{} = \"{}\"`", SPARING.0, SPARING.1));
+        std::iter::once(format!("`offload.kind = \"{}\"`", self.name)).chain(sparing).collect()
+    }
+
+    fn settings(&self) -> Value {
+        if self.sparing { json!({ SPARING.0: SPARING.1 }) } else { json!({}) }
+    }
+
     /// `options` with this kind.
     fn options(&self, options: &PlanOptions) -> PlanOptions {
         PlanOptions { offload: self.costs.clone(), ..options.clone() }
@@ -64,22 +81,23 @@ impl Kind {
 }
 
 /// What a change of settings would need.
-pub(super) struct Change {
+pub(super) struct Change<'a> {
     stage: Option<u8>,
-    kind: Option<&'static str>,
+    kind: Option<&'a Kind>,
     needed: u64,
 }
 
-impl Change {
+impl Change<'_> {
     /// The keys to set.
     fn text(&self) -> String {
         let stage = self.stage.map(|stage| format!("`partition.stage = {stage}`"));
-        let kind = self.kind.map(|kind| format!("`offload.kind = \"{kind}\"`"));
-        [stage, kind].into_iter().flatten().collect::<Vec<_>>().join(" and ")
+        let kind = self.kind.map_or_else(Vec::new, Kind::keys);
+        stage.into_iter().chain(kind).collect::<Vec<_>>().join(" and ")
     }
 
     fn as_value(&self) -> Value {
-        json!({ "stage": self.stage, "offload": self.kind, "device": self.needed })
+        let kind = self.kind.map(|kind| kind.name);
+        json!({ "stage": self.stage, "offload": kind, "settings": self.kind.map(Kind::settings), "device": self.needed })
     }
 }
 
@@ -89,23 +107,28 @@ fn needed(plan: &Plan) -> u64 {
 }
 
 impl Planned {
-    /// The same run with each kind of offload.
+    /// The same run with each kind of offload that suits its layout.
     pub(super) fn by_kind(&self) -> Result<Vec<(&Kind, Plan)>> {
-        self.kinds.iter().map(|kind| Ok((kind, plan(&self.layout, &kind.options(&self.options))?))).collect()
+        let plans = self.kinds.iter().map(|kind| Ok((kind, plan(&self.layout, &kind.options(&self.options))?)));
+        plans.filter(|plan| !does_not_suit(plan)).collect()
     }
 
     /// Changes with which it would fit into `memory` bytes: one of stage or offload, or where that is not enough, of both; and
     /// the least that any of them needs.
-    fn changes(&self, memory: u64) -> Result<(Vec<Change>, u64)> {
+    fn changes(&self, memory: u64) -> Result<(Vec<Change<'_>>, u64)> {
         let (mut single, mut both, mut least) = (Vec::new(), Vec::new(), u64::MAX);
         for kind in &self.kinds {
             let options = kind.options(&self.options);
-            let other = (!kind.own).then_some(kind.name);
+            let other = (!kind.own).then_some(kind);
             for stage in std::iter::once(None).chain(STAGES.map(Some)) {
-                let needed = match stage {
-                    Some(stage) => needed(&plan(&at_stage(&self.layout, stage)?, &options)?),
-                    None => needed(&plan(&self.layout, &options)?),
+                let plan = match stage {
+                    Some(stage) => plan(&at_stage(&self.layout, stage)?, &options),
+                    None => plan(&self.layout, &options),
                 };
+                if does_not_suit(&plan) {
+                    continue;
+                }
+                let needed = needed(&plan?);
                 least = least.min(needed);
                 let list = if stage.is_some() && other.is_some() { &mut both } else { &mut single };
                 if needed <= memory && (stage.is_some() || other.is_some()) {
@@ -146,6 +169,7 @@ impl Planned {
             let (worst, busiest) = (plan.worst(), busiest(&plan));
             json!({
                 "kind": kind.name,
+                "settings": kind.settings(),
                 "own": kind.own,
                 "device": super::states(&worst.device),
                 "host": super::states(&worst.host),
@@ -188,8 +212,12 @@ impl Planned {
         let mut table = table(head);
         for (kind, plan) in self.by_kind()? {
             let (worst, link) = (plan.worst(), busiest(&plan).link);
-            let name = if kind.own { format!("{} (this run)", kind.name) } else { kind.name.to_owned() };
-            let mut row = vec![name];
+            let what = match (kind.own, kind.sparing) {
+                (true, _) => " (this run)".to_owned(),
+                (false, true) => format!(", {} = \"{}\"", SPARING.0, SPARING.1),
+                (false, false) => String::new(),
+            };
+            let mut row = vec![format!("{}{what}", kind.name)];
             let figures = [worst.device.total(), worst.host.total(), worst.file, link.to_host, link.to_device];
             row.extend(figures.map(bytes));
             row.extend(memory.map(|memory| if worst.device.total() <= memory { "yes" } else { "no" }.to_owned()));

@@ -5,7 +5,7 @@ use crate::layout::{Layout, Placement};
 use crate::mesh::Mesh;
 use crate::model::{Init, ParamSpec, UnitSpec};
 use crate::plan::plan;
-use crate::stage::{Axis, HostPool, Links, Site};
+use crate::stage::{Axis, HostPool, Links, ParametersOn, Site};
 
 /// A policy by itself.
 #[derive(Debug)]
@@ -72,6 +72,7 @@ fn zenflow() -> OffloadPolicy {
         warmup: 0,
         wire: Wire::Model,
         accumulate: AccumulateOn::Host,
+        parameters: ParametersOn::Device,
         buffer_bytes: 4000,
         buffers: 2,
         mean_lr: false,
