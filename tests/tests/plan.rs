@@ -22,7 +22,11 @@ const PARTITIONS: [&str; 8] = [
 
 /// Runs it and compares all figures of all ranks.
 fn check(keys: &str) -> Ran {
-    let ran = train(&tiny("tiny-llama", keys));
+    check_of("tiny-llama", keys)
+}
+
+fn check_of(model: &str, keys: &str) -> Ran {
+    let ran = train(&tiny(model, keys));
     assert_eq!(ran.summary.prediction, ran.summary.per_rank[0].prediction, "{keys}");
     for rank in &ran.summary.per_rank {
         for (what, figure) in rank.prediction.figures() {
@@ -56,6 +60,17 @@ fn predictions_are_what_is_measured() {
         for case in cases {
             check(&keys(partition, 4, case));
         }
+    }
+}
+
+/// A root unit that runs first and last: nothing is gathered in vain after it.
+#[test]
+fn predictions_of_tied_models() {
+    for ranks in [2, 3] {
+        check_of(
+            "tiny-gpt2",
+            &keys("stage = 3", ranks, "run.validate = { every = 1, sequences = 5 }\ndata.validation = 0.02"),
+        );
     }
 }
 

@@ -13,6 +13,7 @@ mod report;
 mod turns;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use zf_core::Result;
@@ -134,19 +135,22 @@ type Choices = BTreeMap<u64, BTreeMap<String, [Vec<u32>; 2]>>;
 #[derive(Debug)]
 struct Recorder {
     inner: Box<dyn Selector>,
+    /// Whether an engine has told it of its weights: the planner asks as well, with scores of its own.
+    trains: AtomicBool,
     choices: Arc<Mutex<Choices>>,
 }
 
 impl Recorder {
     fn around(inner: &dyn Selector) -> (Arc<dyn Selector>, Arc<Mutex<Choices>>) {
         let choices = Arc::new(Mutex::new(Choices::new()));
-        (Arc::new(Self { inner: inner.clone_box(), choices: choices.clone() }), choices)
+        (Arc::new(Self { inner: inner.clone_box(), trains: false.into(), choices: choices.clone() }), choices)
     }
 }
 
 impl Selector for Recorder {
     fn clone_box(&self) -> Box<dyn Selector> {
-        Box::new(Self { inner: self.inner.clone_box(), choices: self.choices.clone() })
+        let trains = self.trains.load(Ordering::Relaxed).into();
+        Box::new(Self { inner: self.inner.clone_box(), trains, choices: self.choices.clone() })
     }
 
     fn axis(&self) -> Axis {
@@ -161,8 +165,16 @@ impl Selector for Recorder {
         self.inner.score()
     }
 
+    fn check(&self, weights: &BTreeMap<&str, usize>) -> Result<()> {
+        self.trains.store(true, Ordering::Relaxed);
+        self.inner.check(weights)
+    }
+
     fn choose(&mut self, weight: &Candidates<'_>) -> Result<Vec<u32>> {
         let chosen = self.inner.choose(weight)?;
+        if !self.trains.load(Ordering::Relaxed) {
+            return Ok(chosen);
+        }
         let both = [weight.previous.to_vec(), chosen.clone()];
         let mut choices = self.choices.lock().expect("no thread panics while it writes");
         let before = choices.entry(weight.update).or_default().insert(weight.name.to_owned(), both.clone());

@@ -42,6 +42,8 @@ struct Home {
     /// Whether any of its buffers has to be gathered or fetched.
     apart: bool,
     root: bool,
+    /// Whether it was run, or left out, in this forward pass.
+    passed: bool,
     place: Place,
     /// Updated parameters on their way to those who keep them.
     publishing: Vec<Ticket>,
@@ -161,7 +163,8 @@ impl Core {
         self.bring(unit, Pass::Forward)?;
         self.arrive(unit)?;
         let next: Vec<usize> = (unit + 1..self.residency.units.len())
-            .filter(|&other| self.residency.comes_and_goes(other))
+            // A root unit may run once more after those that follow it.
+            .filter(|&other| self.residency.comes_and_goes(other) && !self.residency.units[other].passed)
             .take(self.transfers.prefetch)
             .collect();
         self.prefetch(&next, Pass::Forward)
@@ -169,6 +172,7 @@ impl Core {
 
     /// The forward pass of `unit` is over; `returns` says whether its backward will come.
     pub(crate) fn leave_forward(&mut self, unit: usize, returns: bool) -> Result<()> {
+        self.residency.units[unit].passed = true;
         if !self.residency.comes_and_goes(unit) {
             return Ok(());
         }
@@ -185,6 +189,7 @@ impl Core {
 
     /// This forward pass leaves `unit` out, which may be on its way already.
     pub(crate) fn skip_forward(&mut self, unit: usize) -> Result<()> {
+        self.residency.units[unit].passed = true;
         if self.residency.comes_and_goes(unit) { self.free(unit) } else { Ok(()) }
     }
 
@@ -224,6 +229,7 @@ impl Core {
         self.residency.flats.iter_mut().for_each(|ways| ways.secondary = None);
         self.residency.ran.clear();
         self.residency.backward = None;
+        self.residency.units.iter_mut().for_each(|unit| unit.passed = false);
         if self.residency.live != 0 {
             return Err(Error::Engine(format!("{} units are live after the pass", self.residency.live)));
         }
