@@ -93,7 +93,7 @@ def held_up(zf, link, host, folder, windows):
     """The host is stopped for half of every second window."""
     # Columns are chosen once: a choice waits for what the host hands over.
     steps = windows * WINDOW + 1
-    command = [*map(str, train(zf, link, host, steps, WINDOW, steps)), "--out", str(folder)]
+    command = [*map(str, train(zf, link, host, steps, WINDOW, (windows + 1) * WINDOW)), "--out", str(folder)]
     print("$", *command, flush=True)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     for window in range(3, windows, 2):
