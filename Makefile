@@ -41,9 +41,11 @@ test: libtorch ## format, lints, all tests, doc tests
 	$(CARGO) clippy --release $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
 	@# Tests run the program as a user would. Those of zf-cli have cargo build it along with them; built by itself, it and
 	@# all of our crates would be compiled once more, with fewer features of getrandom, which only proptest asks for.
-	@# A process of nextest loads libtorch, a fifth of a second: unit tests share one for each crate.
+	@# A process of nextest loads libtorch, a fifth of a second: unit tests share one for each crate. One test more than there
+	@# are cores, since some wait for processes that were killed.
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
-		set -ex; $(CARGO) nextest run --release $(CARGO_FLAGS) --workspace -E 'kind(test)'; \
+		set -ex; $(CARGO) nextest run --release $(CARGO_FLAGS) --workspace -E 'kind(test)' \
+			--test-threads $$(($$(getconf _NPROCESSORS_ONLN) + 1)); \
 		$(CARGO) test --release $(CARGO_FLAGS) --workspace --lib --bins --examples; \
 	else \
 		set -x; $(CARGO) test --release $(CARGO_FLAGS) --workspace --lib --bins --tests --examples; \

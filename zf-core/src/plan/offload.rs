@@ -252,7 +252,7 @@ impl<'a> Booking<'a> {
         let sum = |of: fn(&Part) -> usize| parts.iter().map(of).sum::<usize>();
         let host = sum(|part| part.host.mean);
         let lens: Vec<usize> = parts.iter().map(|part| part.owned).collect();
-        let staging = policy.staging_bytes(&lens);
+        let staging = policy.staging_bytes(&lens) as u64;
         let buffers = policy.buffers.max(2) as u64;
         rank.device.optimizer += bytes(sum(|part| part.owned) - host, 4 * arrays);
         // Gradients leave through some, updated parameters land in as many where they lie.
@@ -360,9 +360,9 @@ impl TierBytes {
 impl OffloadPolicy {
     /// Bytes of a staging buffer of a rank whose buffers have so many elements: those that were asked for, if its largest
     /// buffer's gradient in float32 is not smaller.
-    pub fn staging_bytes(&self, lens: &[usize]) -> u64 {
+    pub fn staging_bytes(&self, lens: &[usize]) -> usize {
         let largest = lens.iter().max().map_or(0, |len| len * 4);
-        self.buffer_bytes.min(largest).max(64).next_multiple_of(8) as u64
+        self.buffer_bytes.min(largest).max(64).next_multiple_of(8)
     }
 
     /// Bytes of an element of a gradient on the link, of a parameter of `dtype`.

@@ -30,13 +30,15 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn new(policy: &OffloadPolicy) -> Self {
-        let interval = match &policy.interval {
-            Interval::Fixed(interval) => *interval,
-            // A decision replaces it.
-            Interval::Auto { at_most, .. } => 4.min(*at_most),
-            Interval::Replay(decisions) => decisions.first().map_or(1, |first| first.interval),
-        };
-        Self { warmup: policy.warmup, update: 0, position: 0, interval, window: 0, since_choice: None, next: None }
+        Self {
+            warmup: policy.warmup,
+            update: 0,
+            position: 0,
+            interval: policy.first_interval(),
+            window: 0,
+            since_choice: None,
+            next: None,
+        }
     }
 
     /// Goes on from `saved`. A window that has begun keeps its length; the next one has that of `policy`, if it is a fixed one.

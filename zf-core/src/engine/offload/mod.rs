@@ -51,10 +51,10 @@ use super::flat::{FlatState, int};
 use super::host::Host;
 use super::options::{EngineOptions, OffloadStages, Stages};
 use super::update::SlotHyper;
-use crate::layout::{DType, Layout};
+use crate::layout::Layout;
 use crate::stage::{
     AccumulateOn, Decision, HostPool, HostWork, Interval, Keeps, Link, Needs, OffloadPolicy, Optimizer, ParametersOn,
-    Selector, Site, Traffic, Transport, Wire,
+    Selector, Site, Traffic, Transport,
 };
 use crate::{Error, Result};
 
@@ -189,12 +189,12 @@ impl Offloading {
         }
         let lens: Vec<usize> =
             parts.iter().map(|part| part.as_ref().map_or(0, |part| part.split.columns.len)).collect();
-        let wire = |dtype| match (policy.wire, dtype) {
-            (Wire::Model, DType::Bfloat16 | DType::Float16) if !options.exact => Kind::BFloat16,
+        let wire = |dtype| match policy.wire_bytes(dtype, options.exact) {
+            2 => Kind::BFloat16,
             _ => Kind::Float,
         };
         let wire: Vec<Kind> = layout.flats.iter().map(|flat| wire(flat.dtype)).collect();
-        let bytes = policy.buffer_bytes.min(lens.iter().max().map_or(0, |len| len * 4)).max(64).next_multiple_of(8);
+        let bytes = policy.staging_bytes(&lens);
         let landing = {
             let _tag = tag(Category::Buffers);
             let buffer = |_| match policy.parameters {
