@@ -17,6 +17,7 @@ say() { printf 'gpu-check: %s\n' "$*" >&2; }
 
 python=${PYTHON:-python3}
 device=${1:-cuda}
+[ $# -le 1 ] || { say "expected at most one argument, found $#"; exit 2; }
 case $device in
   cuda | emulated) ;;
   *) say "expected no argument or \`emulated\`, found \`$device\`"; exit 2 ;;

@@ -143,10 +143,38 @@ fn predictions_of_offloads_in_scopes() {
 #[test]
 fn predictions_of_offloads_know_of_skipped_steps() {
     let run = "run.dtype = \"float16\"\nrun.loss_scale = { initial = 16777216.0 }\n";
-    for (kind, _) in [KINDS[0], KINDS[4], KINDS[6]] {
-        let keys = keys(2, 2, &format!("{kind}{run}")).replace("run.steps = 6", "run.steps = 20");
+    for ((kind, _), [stage, ranks]) in [(KINDS[0], [2, 2]), (KINDS[0], [0, 2]), (KINDS[4], [2, 2]), (KINDS[6], [2, 2])]
+    {
+        let keys = keys(stage, ranks, &format!("{kind}{run}")).replace("run.steps = 6", "run.steps = 20");
         let skipped = check("tiny-llama", &keys).summary.totals.skipped;
         assert!((1..20).contains(&skipped), "{skipped} of 20 steps were skipped: a scale of 2^24 overflows in float16");
+    }
+}
+
+/// Ranks that have no sequence in a validation send their part of updated parameters all the same.
+#[test]
+fn ranks_without_a_validation_batch() {
+    let validates =
+        "data.validation = 0.05\nrun.validate = { every = 1, sequences = 1 }\ntransport.timeout = \"20s\"\n";
+    for kind in [KINDS[0].0, KINDS[3].0, KINDS[5].0, KINDS[6].0, KINDS[7].0] {
+        for (ranks, stage) in [(2, 1), (3, 2), (2, 3)] {
+            let ran = check("tiny-gpt2", &keys(stage, ranks, &format!("{kind}{validates}")));
+            assert!(ran.records.iter().all(|record| record.validation_loss.is_some()), "{kind}");
+        }
+    }
+}
+
+/// Late columns and parameters of the host are published together at the end, wherever in a window that is.
+#[test]
+fn predictions_of_late_updates_at_the_end() {
+    for interval in [2, 4] {
+        for steps in [3, 4, 5, 7] {
+            let kind = format!(
+                "offload = {{ kind = \"zenflow\", update_interval = {interval}, promotion = \"late\" }}\n\
+                 select = {{ ratio = 0.1, every = {interval} }}\n"
+            );
+            check("tiny-llama", &keys(1, 2, &kind).replace("run.steps = 6", &format!("run.steps = {steps}")));
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use zf_sys::heap::{ByCategory, Category, Heap, Refusal};
 use crate::bytes::ByteSize;
 use crate::config::Accumulate;
 use crate::layout::{DType, Layout};
+use crate::stage::{Keeps, ParametersOn};
 use crate::{Error, Result};
 
 /// An allocation that found no place on an emulated device.
@@ -93,6 +94,12 @@ pub struct Situation {
     pub micro_batch: usize,
     /// Tokens of a sequence.
     pub sequence_length: usize,
+    /// What an offload leaves on the device; none without one.
+    pub keeps: Option<Keeps>,
+    /// Where parameters lie.
+    pub parameters: ParametersOn,
+    /// Whether the update rule allows an offload.
+    pub offloadable: bool,
 }
 
 /// A category that holds at least this part of all bytes is worth a line; of six the largest always is.
@@ -135,14 +142,18 @@ fn remedy(category: Category, share: f64, situation: &Situation) -> Option<Strin
     let half_gradients = (situation.accumulate == Accumulate::Float32 && situation.accumulate_free)
         .then_some("`reduce.accumulate = \"model\"`")
         .filter(|_| dtype != DType::Float32);
+    let apart = (situation.keeps.is_none() && situation.offloadable).then_some("`offload.kind = \"host\"`");
+    let far = (situation.keeps == Some(Keeps::Nothing) && situation.parameters == ParametersOn::Device)
+        .then_some("`offload.parameters = \"host\"`");
     let settings = match category {
-        Category::Optimizer => splitting(1, split.optim, world, None),
+        Category::Optimizer => splitting(1, split.optim, world, apart),
         Category::Gradients => splitting(2, split.grads, world, half_gradients),
-        Category::Parameters => splitting(3, split.params, world, half_precision),
+        Category::Parameters => splitting(3, split.params, world, half_precision.or(far)),
         Category::Activations if situation.micro_batch > 1 => {
             format!("a smaller `run.micro_batch` than {}", situation.micro_batch)
         }
         Category::Activations => format!("a shorter `data.sequence_length` than {}", situation.sequence_length),
+        Category::Buffers if situation.keeps.is_some() => "a smaller `offload.buffer`".into(),
         Category::Buffers if split.params > 1 => "a smaller `partition.max_live_units` or `partition.prefetch`".into(),
         Category::Buffers | Category::Other => return None,
     };
@@ -210,7 +221,33 @@ mod tests {
             accumulate_free: true,
             micro_batch: 4,
             sequence_length: 64,
+            keeps: None,
+            parameters: ParametersOn::Device,
+            offloadable: false,
         }
+    }
+
+    #[test]
+    fn what_an_offload_takes_off_the_device() {
+        let optimizer = Situation { offloadable: true, world: 1, ..situation(&[(Category::Optimizer, 900)]) };
+        let ranks = "optimizer states hold 100 %: several ranks with `partition.stage = 1` or more";
+        advised(&optimizer, &[&format!("{ranks}; or `offload.kind = \"host\"`")]);
+        advised(&Situation { keeps: Some(Keeps::Chosen), ..optimizer }, &[ranks]);
+
+        let parameters =
+            Situation { keeps: Some(Keeps::Nothing), world: 1, ..situation(&[(Category::Parameters, 900)]) };
+        let ranks = "parameters hold 100 %: several ranks with `partition.stage = 3`";
+        advised(&parameters, &[&format!("{ranks}; or `offload.parameters = \"host\"`")]);
+        for other in [
+            Situation { keeps: Some(Keeps::Chosen), ..parameters },
+            Situation { keeps: None, ..parameters },
+            Situation { parameters: ParametersOn::Host, ..parameters },
+        ] {
+            advised(&other, &[ranks]);
+        }
+
+        let buffers = Situation { keeps: Some(Keeps::Nothing), ..situation(&[(Category::Buffers, 900)]) };
+        advised(&buffers, &["buffers hold 100 %: a smaller `offload.buffer`"]);
     }
 
     #[track_caller]

@@ -78,7 +78,8 @@ impl OffloadPolicy {
             None => Ok(()),
             Some(flat) => Err(Error::Config(format!(
                 "`offload.parameters = \"host\"`: states are split over {} ranks and parameters over {}, so that updated \
-                 parameters would have to go from host to host; split both alike, as stage 3 does",
+                 parameters would have to go from host to host; split both alike, with `partition.stage = 3` without \
+                 `persist_below`, or `partition.stage = 0`",
                 flat.optim.group(),
                 flat.params.group()
             ))),

@@ -267,6 +267,12 @@ impl Core {
         self.wait(tickets, || format!("parameters of {} to be published", self.layout.units[unit].name))
     }
 
+    /// Receives what an offload has not sent on yet: of units that this rank leaves out, or of all where it has no batch, while
+    /// other ranks wait for its part of them.
+    pub(crate) fn receive_all(&mut self) -> Result<()> {
+        self.with_offload(|offload, core| offload.receive_all(core)).map(drop)
+    }
+
     /// Waits until all parameters are those of the last update.
     pub(crate) fn wait_all_published(&mut self) -> Result<()> {
         (0..self.residency.units.len()).try_for_each(|unit| self.wait_published(unit))

@@ -125,6 +125,7 @@ impl Engine {
         let loss = self.model.loss(&forward, batch)?.sum;
         drop(span);
         let (trail, waited) = forward.finish();
+        lock(&self.shared).receive_all()?;
         seconds.stall += waited.as_secs_f64();
         seconds.forward += lap(&mut clock) - waited.as_secs_f64();
 
@@ -251,6 +252,7 @@ impl Engine {
         let _tag = tag(Category::Activations);
         let _no_grad = tch::no_grad_guard();
         let mut message = Message::default();
+        lock(&self.shared).receive_all()?;
         for turn in 0.. {
             let batch = batches(turn)?;
             if !self.anyone_has(batch.is_some())? {

@@ -36,6 +36,15 @@ pub(super) fn gathered(layout: &Layout, transfers: &Transfers, fetched: bool) ->
     roots + window + secondary
 }
 
+/// Bytes of the largest unit, given those of each trained buffer.
+pub(super) fn largest_unit(layout: &Layout, of: impl Fn(&Flat) -> usize) -> u64 {
+    let unit = |unit: &Unit| {
+        let flats = unit.flats.iter().map(|&flat| &layout.flats[flat]).filter(|flat| flat.trainable);
+        flats.map(&of).sum::<usize>() as u64
+    };
+    layout.units.iter().map(unit).max().unwrap_or(0)
+}
+
 /// Bytes of gradients on their way where each micro-batch is reduced by itself: those of root units, which are reduced
 /// last, and of the largest other unit.
 pub(super) fn scratch(layout: &Layout, summation: Summation) -> u64 {

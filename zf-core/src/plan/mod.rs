@@ -54,7 +54,7 @@ use self::traffic::Movements;
 use crate::config::{Accumulate, ReduceWhen};
 use crate::engine::EngineOptions;
 use crate::layout::{Flat, Layout};
-use crate::stage::{CommBytes, ParametersOn, Transfers};
+use crate::stage::{CommBytes, Keeps, ParametersOn, Transfers};
 use crate::{Error, Result};
 
 /// How the planned run runs, as far as it shows in bytes.
@@ -101,6 +101,12 @@ impl PlanOptions {
             transfers,
             offload: None,
         }
+    }
+
+    /// Whether gradients leave the device, and are freed, while the only backward of a step goes on.
+    fn leave_in_backward(&self, summation: Summation) -> bool {
+        let nothing = self.offload.as_ref().is_some_and(|costs| costs.policy().keeps == Keeps::Nothing);
+        nothing && summation == Summation::Loose && self.micro_batches == 1
     }
 
     /// Whether parameters lie with the host.
@@ -153,7 +159,8 @@ impl Summation {
 pub struct States {
     /// Parameters, in the model's type.
     pub parameters: u64,
-    /// Accumulated gradients when they are complete, at the end of a step's last backward.
+    /// Accumulated gradients when they are complete, at the end of a step's last backward; where they leave during it, those of
+    /// the largest unit, the least that this needs.
     pub gradients: u64,
     /// Masters and states of the update rule, float32.
     pub optimizer: u64,
@@ -266,7 +273,7 @@ impl Plan {
 /// [`OffloadPolicy::suits`](crate::stage::OffloadPolicy::suits), and what the selector of an offload returns.
 pub fn plan(layout: &Layout, options: &PlanOptions) -> Result<Plan> {
     if let Some(costs) = &options.offload {
-        costs.policy().suits(layout)?;
+        costs.suit(layout, options.exact)?;
     }
     let world = layout.mesh.world();
     let summation = Summation::of(layout, options);
@@ -282,6 +289,10 @@ pub fn plan(layout: &Layout, options: &PlanOptions) -> Result<Plan> {
         if let Some(booking) = &mut booking {
             booking.flat(flat, &mut per_rank, |rank| movements.published(rank))?;
         }
+    }
+    if options.leave_in_backward(summation) {
+        let gradients = buffers::largest_unit(layout, |flat| flat.used() * options.accumulated(flat));
+        per_rank.iter_mut().for_each(|rank| rank.device.gradients = gradients);
     }
     let shared = buffers::gathered(layout, &options.transfers, options.fetches()) + buffers::scratch(layout, summation);
     for rank in &mut per_rank {

@@ -18,7 +18,7 @@ use super::parts::share;
 use super::{PlanOptions, RankPlan, bytes};
 use crate::Result;
 use crate::engine::{OffloadStages, Shape};
-use crate::layout::{DType, Flat, Slot};
+use crate::layout::{DType, Flat, Layout, Slot};
 use crate::stage::{
     AccumulateOn, Candidates, Every, Interval, Keeps, Offload, OffloadPolicy, ParametersOn, Promotion, ScoreReduction,
     Selector, TierBytes, Wire,
@@ -46,8 +46,20 @@ impl OffloadCosts {
         Some(Self { offload: Arc::clone(&stages.offload), policy, selector, memory })
     }
 
-    pub(super) fn policy(&self) -> &OffloadPolicy {
+    /// What the engine has to know of it.
+    pub fn policy(&self) -> &OffloadPolicy {
         &self.policy
+    }
+
+    /// Refuses what an engine with this layout would.
+    pub(super) fn suit(&self, layout: &Layout, exact: bool) -> Result<()> {
+        self.policy.suits(layout)?;
+        self.policy.check(self.selector.as_ref().map(|selector| selector.every()), exact)?;
+        let Some(selector) = &self.selector else { return Ok(()) };
+        let slots = layout.flats.iter().filter(|flat| flat.trainable).flat_map(|flat| &flat.slots);
+        let shapes = slots.map(|slot| (slot, Shape::of(slot, selector.axis(), self.policy.fold)));
+        let weights = shapes.filter(|(_, shape)| shape.has_columns());
+        selector.check(&weights.map(|(slot, shape)| (slot.name.as_str(), shape.count(slot.numel))).collect())
     }
 
     /// How a parameter is split.

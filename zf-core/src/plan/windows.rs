@@ -52,8 +52,11 @@ impl Windows {
     pub(super) fn step(&mut self, skipped: bool, report: &OffloadReport) {
         self.carried.to_device += self.link.fetched;
         if skipped {
-            // Where all states are with the host, gradients leave before it is known whether they are used.
-            self.carried.to_host += if self.policy.keeps == Keeps::Nothing { self.link.gradients } else { 0 };
+            // Where all states are with the host, gradients may leave before it is known whether they are used.
+            if self.policy.keeps == Keeps::Nothing {
+                self.carried.to_host += self.link.gradients;
+                self.carried.slack_to_host += self.link.gradients;
+            }
             return;
         }
         if let Some(turnover) = report.turnover {

@@ -17,6 +17,7 @@ use crate::device::{self, Situation};
 use crate::engine::{Engine, Rank, panic_text as text};
 use crate::mesh::Mesh;
 use crate::record::Summary;
+use crate::stage::{Needs, ParametersOn};
 use crate::trace::{DEFAULT_EVENTS, Lane, Trace};
 use crate::{Error, Result};
 
@@ -80,6 +81,9 @@ fn situation(training: &Training, plan: &RunPlan, world: usize, refusal: &Refusa
         accumulate_free: !plan.options.exact && plan.options.reduce_when != ReduceWhen::MicroBatch,
         micro_batch: training.run.micro_batch,
         sequence_length: training.data.dataset.sequence_length(),
+        keeps: stages.offload_policy().map(|policy| policy.keeps),
+        parameters: stages.offload_policy().map_or(ParametersOn::Device, |policy| policy.parameters),
+        offloadable: stages.optimizer.needs() == Needs::Elements,
     })
 }
 

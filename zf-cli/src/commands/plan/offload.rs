@@ -8,7 +8,7 @@ use zf_core::config::Run;
 use zf_core::engine::OffloadStages;
 use zf_core::plan::{OffloadCosts, Plan, PlanOptions, STAGES, at_stage, plan};
 use zf_core::registry::{BuildContext, Registry, Slot};
-use zf_core::stage::{Needs, Offload};
+use zf_core::stage::{Needs, Offload, OffloadPolicy};
 use zf_core::{Result, slots};
 
 use super::{Planned, bytes, does_not_suit, finish, table};
@@ -54,6 +54,9 @@ pub(super) fn kinds(
             // It cannot be had without settings, or does not have these.
             Err(_) => continue,
         };
+        if !is_own && kinds.iter().any(|kind: &Kind| kind.own && kind.policy() == offload.policy().as_ref()) {
+            continue;
+        }
         let stages = OffloadStages { offload, selector: Arc::clone(&selector), links: zf_offload::link::natural() };
         let costs = OffloadCosts::of(&stages, memory);
         if is_own || costs.is_none() || needs == Needs::Elements {
@@ -68,6 +71,10 @@ impl Kind {
     fn keys(&self) -> Vec<String> {
         let sparing = self.sparing.then(|| format!("`offload.{} = \"{}\"`", SPARING.0, SPARING.1));
         std::iter::once(format!("`offload.kind = \"{}\"`", self.name)).chain(sparing).collect()
+    }
+
+    fn policy(&self) -> Option<&OffloadPolicy> {
+        self.costs.as_ref().map(OffloadCosts::policy)
     }
 
     fn settings(&self) -> Value {

@@ -115,37 +115,39 @@ impl Clock {
     }
 }
 
-/// Checks what a policy and a selector ask for together.
-///
-/// # Errors
-/// Lengths that do not fit, with the rule.
-pub(crate) fn check(policy: &OffloadPolicy, every: Option<Every>, exact: bool) -> Result<()> {
-    let refuse = |message: String| Err(Error::Config(message));
-    match &policy.interval {
-        Interval::Fixed(0) => return refuse("`offload.update_interval`: at least 1, found 0".into()),
-        Interval::Auto { .. } if exact => {
-            return refuse(
-                "`offload.update_interval = \"auto\"` decides by measured times, which exact mode cannot repeat; give a number, or \
-                 { replay = \"FILE\" } of an earlier run"
+impl OffloadPolicy {
+    /// Checks what it and a selector, which chooses `every` so many updates, ask for together.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: lengths that do not fit, with the rule.
+    pub fn check(&self, every: Option<Every>, exact: bool) -> Result<()> {
+        let refuse = |message: String| Err(Error::Config(message));
+        match &self.interval {
+            Interval::Fixed(0) => return refuse("`offload.update_interval`: at least 1, found 0".into()),
+            Interval::Auto { .. } if exact => {
+                return refuse(
+                    "`offload.update_interval = \"auto\"` decides by measured times, which exact mode cannot repeat; give a number, or \
+                     { replay = \"FILE\" } of an earlier run"
+                        .into(),
+                );
+            }
+            Interval::Replay(decisions) => check_replay(decisions)?,
+            _ => {}
+        }
+        match (every, &self.interval) {
+            (Some(Every::Updates(every)), Interval::Fixed(interval)) if every == 0 || !every.is_multiple_of(*interval) => {
+                refuse(format!(
+                    "`select.every` = {every} is no multiple of `offload.update_interval` = {interval}: columns are chosen where a \
+                     window begins"
+                ))
+            }
+            (Some(Every::Turnover(_)), Interval::Fixed(_)) if exact => refuse(
+                "`select.every = \"auto\"`: exact mode takes a number of updates, or the decisions of an earlier run with \
+                 `offload.update_interval = { replay = \"FILE\" }`"
                     .into(),
-            );
+            ),
+            _ => Ok(()),
         }
-        Interval::Replay(decisions) => check_replay(decisions)?,
-        _ => {}
-    }
-    match (every, &policy.interval) {
-        (Some(Every::Updates(every)), Interval::Fixed(interval)) if every == 0 || !every.is_multiple_of(*interval) => {
-            refuse(format!(
-                "`select.every` = {every} is no multiple of `offload.update_interval` = {interval}: columns are chosen where a \
-                 window begins"
-            ))
-        }
-        (Some(Every::Turnover(_)), Interval::Fixed(_)) if exact => refuse(
-            "`select.every = \"auto\"`: exact mode takes a number of updates, or the decisions of an earlier run with \
-             `offload.update_interval = { replay = \"FILE\" }`"
-                .into(),
-        ),
-        _ => Ok(()),
     }
 }
 

@@ -36,14 +36,10 @@ impl Offloading {
         if let Some(pending) = self.pending.take() {
             self.arriving.add(&pending);
         }
-        self.receive_all(core)?;
         for index in 0..self.parts.len() {
-            let late = self.parts[index].as_ref().is_some_and(|part| !part.late.is_empty());
+            self.arriving.anywhere[index] |= self.parts[index].as_ref().is_some_and(|part| !part.late.is_empty());
             self.apply_late(index, core)?;
-            if late {
-                core.publish(index)?;
-            }
         }
-        Ok(())
+        self.receive_all(core)
     }
 }

@@ -36,7 +36,6 @@ use zf_sys::heap::{Category, Heap, tag};
 pub(crate) use self::absorb::Absorbed;
 use self::arrivals::Expected;
 pub(crate) use self::clock::Clock;
-use self::clock::check;
 pub(crate) use self::columns::Shape;
 use self::columns::total;
 use self::device_part::DevicePart;
@@ -158,7 +157,7 @@ impl Offloading {
             ));
         }
         let selector = (policy.keeps == Keeps::Chosen).then(|| selector.clone_box());
-        check(&policy, selector.as_ref().map(|selector| selector.every()), options.exact)?;
+        policy.check(selector.as_ref().map(|selector| selector.every()), options.exact)?;
         if selector.as_ref().and_then(|selector| selector.score()).is_some_and(|score| score.needs().second_moment) {
             choice::second_moment(&*stages.optimizer)?;
         }
