@@ -153,6 +153,6 @@ fn states_and_parameters_are_split_alike() {
     for stage in [1, 2] {
         let error =
             far(&tiny("tiny-llama", DType::Float32).on(2, stage)).run(|_| Ok(())).expect_err("refused").to_string();
-        assert!(error.contains("offload.parameters") && error.contains("stage 3"), "{error}");
+        assert!(error.contains("offload.parameters") && error.contains("partition.stage = 3"), "{error}");
     }
 }

@@ -1,5 +1,7 @@
 //! Sums gradients over ranks while backward goes on.
 
+use std::time::Duration;
+
 use tch::Tensor;
 use zf_sys::heap::{Category, tag};
 
@@ -186,16 +188,22 @@ impl Core {
 
     /// The gradient of a flat buffer is complete on this rank.
     fn offer(&mut self, index: usize) -> Result<()> {
-        self.with_offload(|offload, core| {
+        let waited = self.with_offload(|offload, core| {
             // Where others may have added to a slot, it is there although nothing arrived here.
             let alone = core.reducing.plan == GradPlan::Loose;
+            if alone {
+                // Their memory goes with them: however slow the link is, those of one unit wait at most.
+                offload.release_all_gradients(&core.trace)?;
+            }
             let arrived: Vec<bool> = core.reducing.present[index].iter().map(|&seen| seen || !alone).collect();
             if offload.offer(index, &core.flats[index], &arrived)? {
                 core.flats[index].grads.iter_mut().for_each(super::grads::Grads::depart);
             }
-            Ok(())
-        })
-        .map(drop)
+            // Others are offered where the step measures the wait itself.
+            Ok(if alone { offload.take_waited() } else { Duration::ZERO })
+        })?;
+        self.residency.add_waited(waited.unwrap_or_default());
+        Ok(())
     }
 
     /// Backward is over: reduces the units that did not complete on their own (roots, unused parameters).

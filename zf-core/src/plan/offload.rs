@@ -59,7 +59,9 @@ impl OffloadCosts {
         let slots = layout.flats.iter().filter(|flat| flat.trainable).flat_map(|flat| &flat.slots);
         let shapes = slots.map(|slot| (slot, Shape::of(slot, selector.axis(), self.policy.fold)));
         let weights = shapes.filter(|(_, shape)| shape.has_columns());
-        selector.check(&weights.map(|(slot, shape)| (slot.name.as_str(), shape.count(slot.numel))).collect())
+        selector
+            .clone_box()
+            .check(&weights.map(|(slot, shape)| (slot.name.as_str(), shape.count(slot.numel))).collect())
     }
 
     /// How a parameter is split.

@@ -49,6 +49,11 @@ impl Offloading {
         self.outbox.pack_all_of(Some(flat), &mut *self.pool, &self.link, trace)
     }
 
+    /// No gradient is to wait any longer for a staging buffer.
+    pub(crate) fn release_all_gradients(&mut self, trace: &Trace) -> Result<()> {
+        self.outbox.pack_all_of(None, &mut *self.pool, &self.link, trace)
+    }
+
     /// The gradient of a flat buffer is complete on this rank; whether it leaves.
     pub(crate) fn offer(&mut self, index: usize, flat: &FlatState, arrived: &[bool]) -> Result<bool> {
         if self.early() {
