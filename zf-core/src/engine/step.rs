@@ -125,6 +125,7 @@ impl Engine {
         let loss = self.model.loss(&forward, batch)?.sum;
         drop(span);
         let (trail, waited) = forward.finish();
+        // Of units that the model left out here.
         lock(&self.shared).receive_all()?;
         seconds.stall += waited.as_secs_f64();
         seconds.forward += lap(&mut clock) - waited.as_secs_f64();
@@ -252,6 +253,7 @@ impl Engine {
         let _tag = tag(Category::Activations);
         let _no_grad = tch::no_grad_guard();
         let mut message = Message::default();
+        // A rank without a batch runs no unit that would receive them.
         lock(&self.shared).receive_all()?;
         for turn in 0.. {
             let batch = batches(turn)?;
