@@ -19,7 +19,7 @@ use crate::lab::{Lab, Toy, bits, embedding, head, layer, run_embedding, run_head
 const STEPS: usize = 8;
 
 /// A few small steps with clipping.
-fn tiny(name: &str, dtype: DType) -> Lab {
+pub(super) fn tiny(name: &str, dtype: DType) -> Lab {
     Lab::tiny(name).with(|lab| {
         (lab.global, lab.micro) = (4, 1);
         lab.options.dtype = dtype;

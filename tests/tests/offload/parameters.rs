@@ -5,19 +5,11 @@ use zf_core::stage::ParametersOn;
 use zf_core::train::Silent;
 use zf_sys::heap::Category;
 
+use super::equal::tiny;
 use super::{drained, expect, host};
 use crate::lab::{Lab, bits};
 
 const STEPS: usize = 5;
-
-fn tiny(name: &str, dtype: DType) -> Lab {
-    Lab::tiny(name).with(|lab| {
-        (lab.global, lab.micro) = (4, 1);
-        lab.options.dtype = dtype;
-        lab.options.clip = 1.0;
-        lab.options.loss_scale.initial = 256.0;
-    })
-}
 
 /// ZeRO-Offload with parameters in host memory.
 fn far(lab: &Lab) -> Lab {
